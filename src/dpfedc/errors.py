@@ -1,0 +1,25 @@
+"""One exception tree. Every message says what is wrong, what was got and what was expected."""
+
+
+class DPFedCError(Exception):
+    """Anything this package raises on purpose."""
+
+
+class InvalidInput(DPFedCError, ValueError):
+    """Data or a setting that cannot be used."""
+
+
+class DataUnavailable(DPFedCError, OSError):
+    """A data file that is neither here nor to be fetched, or is damaged."""
+
+
+class OutsideConditions(DPFedCError, ValueError):
+    """A theorem was asked for a value where its conditions do not hold."""
+
+
+class MissingExtra(DPFedCError, ImportError):
+    """A feature needs a package that is installed by one of the extras."""
+
+
+class UtilityWarning(UserWarning):
+    """The run is valid, but its result is likely to be poor."""

@@ -1,0 +1,75 @@
+"""What happened in a run, as plain data: JSON lines, read by reports, never by methods."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpfedc.errors import DataUnavailable, InvalidInput
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round of one stage.
+
+    `diagnostics` holds exact values that a simulation may show and a deployed site never sends.
+    """
+
+    stage: str
+    t: int
+    n_sites: int
+    n_records: int
+    seconds: float
+    diagnostics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A whole run: its settings, its rounds, its results, and the stamps that qualify them."""
+
+    method: str
+    version: str
+    settings: Mapping[str, Any]
+    rounds: tuple[RoundRecord, ...] = ()
+    stamps: tuple[str, ...] = ()
+    results: Mapping[str, Any] = field(default_factory=dict)
+
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """Return the rounds (numbered from 1 through all stages) that carry diagnostic `name`."""
+        pairs = [
+            (i, r.diagnostics[name])
+            for i, r in enumerate(self.rounds, start=1)
+            if name in r.diagnostics
+        ]
+        return [i for i, _ in pairs], [v for _, v in pairs]
+
+    def write(self, path: Path) -> None:
+        """Write the record as JSON lines: a head, one line per round, a tail."""
+        head = {"method": self.method, "version": self.version, "settings": dict(self.settings)}
+        tail = {"stamps": list(self.stamps), "results": dict(self.results)}
+        lines = [{"kind": "run", **head}]
+        lines += [{"kind": "round", **asdict(r)} for r in self.rounds]
+        lines += [{"kind": "end", **tail}]
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+        path.write_text(text, encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> RunRecord:
+        """Read what `write` wrote."""
+        try:
+            lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            kinds = [line.pop("kind") for line in lines]
+            if kinds[0] != "run" or kinds[-1] != "end" or set(kinds[1:-1]) - {"round"}:
+                raise ValueError("head or end is missing")
+            rounds = tuple(RoundRecord(**line) for line in lines[1:-1])
+            end = lines[-1]
+            return cls(
+                **lines[0], rounds=rounds, stamps=tuple(end["stamps"]), results=end["results"]
+            )
+        except FileNotFoundError as error:
+            raise DataUnavailable(f"no such run record: {path}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise InvalidInput(f"{path} is not a complete run record: {error}") from error

@@ -1,0 +1,32 @@
+"""What the tests share: one Hypothesis profile and a few small federations."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from sklearn.datasets import make_blobs
+
+settings.register_profile("deterministic", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("deterministic")
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(20240917)
+
+
+@pytest.fixture
+def blobs():
+    """Three well separated blobs in two dimensions, dealt to ten sites: X, y, sites."""
+    X, y = make_blobs(
+        n_samples=150, centers=[[0, 0], [9, 1], [2, 8]], cluster_std=1.0, random_state=0
+    )
+    return X, y, np.arange(150) % 10
+
+
+@pytest.fixture
+def ragged(rng):
+    """Records of twelve sites of 1 to 40 records around three centres: X, offsets."""
+    sizes = np.array([1, 2, 3, 40, 5, 1, 17, 8, 9, 32, 33, 1])
+    centres = 4 * rng.standard_normal((3, 5))
+    X = centres[rng.integers(3, size=sizes.sum())] + rng.standard_normal((sizes.sum(), 5))
+    return X, np.concatenate([[0], np.cumsum(sizes)])
