@@ -1,0 +1,1 @@
+"""How good a clustering is: scores against known labels, and cost without them."""

@@ -1,0 +1,38 @@
+"""Which sites take part in which round: balanced, and fixed before the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from dpfedc.settings import require_integer
+
+
+def most_rounds_of_a_site(n_sites: int, sites_per_round: int, n_rounds: int) -> int:
+    """Return ceil(R K / N), the most rounds any site takes part in."""
+    return -(-n_rounds * sites_per_round // n_sites)
+
+
+def schedule(
+    n_sites: int, sites_per_round: int, n_rounds: int, *, rng: np.random.Generator
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the sorted sites of each round.
+
+    Each round takes the sites used least so far, ties broken at random, so after any number of
+    rounds no two sites differ by more than one. Sites are dealt from a shuffled deck; when it runs
+    out within a round, the rest of that round comes from a new deck without the sites already in
+    it. Costs one shuffle per deck, not per round.
+    """
+    require_integer("sites_per_round", sites_per_round, least=1, most=n_sites)
+    deck = rng.permutation(n_sites)
+    for _ in range(n_rounds):
+        hand, deck = deck[:sites_per_round], deck[sites_per_round:]
+        missing = sites_per_round - len(hand)
+        if missing:
+            others = rng.permutation(np.setdiff1d(np.arange(n_sites), hand))
+            drawn = others[:missing]
+            deck = rng.permutation(np.concatenate([hand, others[missing:]]))
+            hand = np.concatenate([hand, drawn])
+        yield np.sort(hand).astype(np.int64)

@@ -1,0 +1,88 @@
+"""Records as the method sees them: centred, rescaled, clipped to norm 1, with a constant feature.
+
+    x~_j = ( (x_j - center) / max(scale, |x_j - center|),  constant )
+
+A scale of None leaves the records as long as they are.
+
+The standardised records are never formed. The method needs three things of them only (products
+with centres, weighted sums, norms), and each follows from one product with the raw records. So a
+fit copies nothing, and reads memory-mapped data where they lie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from array_api_compat import array_namespace
+
+from dpfedc.kernels import Array
+
+CHUNK = 4096
+"""Rows handled at a time where a temporary copy is needed."""
+
+
+def centered_norms(X: Array, center: Array) -> Array:
+    """Return |x_j - center|, from the differences themselves, a chunk of rows at a time."""
+    xp = array_namespace(X, center)
+    n, parts = X.shape[0], []
+    for start in range(0, n, CHUNK):
+        difference = X[start : min(start + CHUNK, n), :] - center
+        parts.append(xp.sqrt(xp.sum(difference * difference, axis=1)))
+    return xp.concat(parts)
+
+
+@dataclass(frozen=True)
+class Standardized:
+    """A view of records X as x~ above; `factors` holds 1 / max(scale, |x_j - center|)."""
+
+    X: Array
+    center: Array
+    factors: Array
+    squared_norms: Array
+    constant: float
+
+    @classmethod
+    def of(
+        cls, X: Array, *, center: Array, scale: Array | None, constant: float = 0.0
+    ) -> Standardized:
+        """Return the view; costs one pass over X."""
+        xp = array_namespace(X, center)
+        norms = centered_norms(X, center)
+        factors = xp.ones_like(norms)
+        if scale is not None:
+            factors = 1 / xp.where(norms > scale, norms, factors * scale)
+        return cls(X, center, factors, (norms * factors) ** 2 + constant**2, constant)
+
+    @property
+    def n_features(self) -> int:
+        """Return the number of features of x~, the constant included."""
+        return int(self.X.shape[1]) + (self.constant != 0)
+
+    def products(self, W: Array) -> Array:
+        """Return X~ W' (n x k)."""
+        V = W[:, : self.X.shape[1]]
+        A = self.X @ V.T
+        A -= V @ self.center
+        A *= self.factors[:, None]
+        if self.constant:
+            A += self.constant * W[:, -1]
+        return A
+
+    def weighted_sums(self, V: Array) -> Array:
+        """Return V' X~ (k x features) for weights V (n x k)."""
+        xp = array_namespace(self.X)
+        scaled = V * self.factors[:, None]
+        sums = scaled.T @ self.X - xp.sum(scaled, axis=0)[:, None] * self.center
+        if not self.constant:
+            return sums
+        return xp.concat([sums, self.constant * xp.sum(V, axis=0)[:, None]], axis=1)
+
+    def rows(self, index: Array) -> Array:
+        """Return the standardised records of the given rows, formed in full."""
+        xp = array_namespace(self.X)
+        formed = xp.take(self.X, index, axis=0) - self.center
+        formed *= xp.take(self.factors, index)[:, None]
+        if not self.constant:
+            return formed
+        extra = xp.ones_like(formed[:, :1]) * self.constant
+        return xp.concat([formed, extra], axis=1)

@@ -1,0 +1,198 @@
+"""DP-FedC with unit-norm centres: the default variant, and the one a guarantee can be proved for.
+
+Round t: every site that takes part computes memberships H by `membership_steps` projected gradient
+steps from zero, and contributes the sum of its records' clipped gradients in W. A record's gradient
+2 (W'h_j - x~_j) h_j' has rank one, so its norm is a product of two norms. The server averages over
+the round's records, steps against the average, and scales the centres back to norm one.
+
+With `extra_steps` a site instead takes Q2^t = floor(extra_steps / t) + 1 steps on its own copy of
+the centres, each on its own part of the records, and contributes the change; the server averages
+the changes with weights n_i.
+
+Memberships start at zero in every round, so they are a function of the record and the broadcast
+centres alone: sites keep nothing between rounds (docs/decisions/0002-stateless-memberships.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import array_namespace
+
+from dpfedc.kernels import Array
+from dpfedc.kernels.factorization import (
+    membership_curvature,
+    membership_penalties,
+    membership_steps,
+    residual_norms,
+    unit_rows,
+)
+from dpfedc.kernels.local_steps import local_centroid_step
+from dpfedc.kernels.segments import by_size, segment_sum
+from dpfedc.kernels.standardized import Standardized
+from dpfedc.methods.diagnostics import membership_stationarity
+from dpfedc.methods.preprocessing import standardized_memory, standardized_view
+from dpfedc.methods.protocol import Method, Public, SiteBatch, State
+from dpfedc.privacy.mechanism import Contribution, RecordSum, Released, SiteValues
+from dpfedc.randomness import Randomness
+from dpfedc.settings import Penalty
+
+
+@dataclass(frozen=True)
+class Factorization(Method):
+    """The rounds of the normalized variant.
+
+    `step` is the most W can move for one round's gradient, in units of the mean clipped gradient:
+    W <- unit rows of (W - (1 - momentum) step / clip_norm * velocity). The orthogonality penalty
+    rises in even steps from `first_orthogonality` to the penalty's own: soft memberships first,
+    hard ones last. Every setting is public.
+    """
+
+    n_clusters: int
+    n_rounds: int
+    penalty: Penalty = field(default_factory=Penalty)
+    membership_steps: int = 10
+    extra_steps: int = 0
+    first_orthogonality: float = 0.1
+    clip_norm: float = 0.03
+    step: float = 24.0
+    momentum: float = 0.0
+    constant: float = 0.0
+    clamp: bool = False
+    init: npt.NDArray[np.float64] | None = None
+    name: str = "factorisation"
+
+    def start(self, state: State, public: Public, randomness: Randomness) -> State:
+        """Return random unit centres, or the given public ones as directions from the centre."""
+        center, scale = np.zeros(public.n_features), np.asarray(1.0)
+        state = {"center": public.asarray(center), "scale": public.asarray(scale), **state}
+        width = public.n_features + (self.constant != 0)
+        rng = randomness.generator("start")
+        W = public.asarray(rng.standard_normal((self.n_clusters, width)))
+        if self.init is not None:
+            xp = array_namespace(W)
+            given = (public.asarray(self.init) - state["center"]) / state["scale"]
+            W = xp.concat([given, xp.ones_like(W[:, :1]) * self.constant], axis=1)[:, :width]
+        smallest = public.asarray(public.records_per_site.min())
+        return {**state, "W": self._feasible(W), "velocity": W * 0, "smallest_site": smallest}
+
+    def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
+        """Return the standardised view's numbers."""
+        return standardized_memory(batch, state, self.constant)
+
+    def local(self, batch: SiteBatch, state: State, t: int, randomness: Randomness) -> Contribution:
+        """Return the sum of the records' gradients, to be clipped to `clip_norm` each."""
+        view, W = standardized_view(batch, state, self.constant), state["W"]
+        xp = array_namespace(W)
+        A, H = self._memberships(view, W, self.orthogonality(t))
+        # A record whose numbers overflow is null: weight 0, and nothing that 0 would not cancel.
+        finite = xp.isfinite(xp.sum(H, axis=1, keepdims=True))
+        H = xp.where(finite, H, xp.zeros_like(H))
+        if self.centroid_steps(t) > 1:
+            return self._local_changes(batch, view, state, H, self.centroid_steps(t))
+        sizes = xp.sqrt(xp.sum(H**2, axis=1))
+        norms = 2 * residual_norms(view.squared_norms, A, H, W @ W.T) * sizes
+
+        def total(weights: Array) -> Array:
+            V = H * (2 * weights)[:, None]
+            return (V.T @ H) @ W - view.weighted_sums(V)
+
+        return RecordSum(norms, self.clip_norm, total)
+
+    def combine(self, state: State, released: Released, t: int) -> State:
+        """Return the centres after one step against the released mean gradient."""
+        # A local change is minus Q2/eta mean gradients: put it in the same units as one gradient.
+        steps = self.centroid_steps(t)
+        unit = 1.0 if steps == 1 else -self._step_constant(state, steps) / steps
+        mean = released.value * (unit / released.n_records)
+        velocity = self.momentum * state["velocity"] + mean
+        reach = (1 - self.momentum) * self.step / self.clip_norm
+        W = state["W"] - reach * velocity
+        return {**state, "W": self._feasible(W), "velocity": velocity}
+
+    def diagnose(self, batch: SiteBatch, state: State) -> Mapping[str, float]:
+        """Return the objective, Theorem 4's two stationarity measures and the share of hard h_j.
+
+        G_W is that of the problem solved here: centres on the unit sphere, so the gradient's part
+        along each centre does not count.
+        """
+        view, W = standardized_view(batch, state, self.constant), state["W"]
+        xp = array_namespace(W)
+        weights = self.penalty
+        A, H = self._memberships(view, W, weights.orthogonality)
+        M = membership_curvature(W, rho=weights.orthogonality, mu_h=weights.membership_ridge)
+        fit = residual_norms(view.squared_norms, A, H, W @ W.T) ** 2
+        losses = fit + membership_penalties(
+            H, rho=weights.orthogonality, mu_h=weights.membership_ridge
+        )
+        G = 2 * ((H.T @ H) @ W - view.weighted_sums(H)) / len(batch.sites)
+        G = G - xp.sum(G * W, axis=1, keepdims=True) * W
+        return {
+            "objective": float(xp.mean(segment_sum(losses, batch.offsets))),
+            "stationarity_w": float(xp.sum(G**2)),
+            **membership_stationarity(A, H, M),
+        }
+
+    def centroid_steps(self, t: int) -> int:
+        """Return Q2^t."""
+        return self.extra_steps // t + 1
+
+    def orthogonality(self, t: int) -> float:
+        """Return rho of round t."""
+        first, last = self.first_orthogonality, self.penalty.orthogonality
+        return first + (last - first) * (t - 1) / max(self.n_rounds - 1, 1)
+
+    def _step_constant(self, state: State, steps: int) -> float:
+        """Return an eta, the same for all sites, at which no local step expands (|h_j| <= 1).
+
+        A step on b of n_i records, weighted Q2/n_i, has curvature at most 2 b Q2/n_i + mu_w, and
+        b <= (n_i + Q2 - 1)/Q2.
+        """
+        largest = 1 + (steps - 1) / float(state["smallest_site"])
+        return largest + self.penalty.centroid_ridge / 2
+
+    def _local_changes(
+        self, batch: SiteBatch, view: Standardized, state: State, H: Array, steps: int
+    ) -> SiteValues:
+        """Return n_i (W_i - W) for every site: W_i has taken one step per part of the records.
+
+        Parts are fixed by slot, and a null record keeps its slot. Memberships are projected to
+        norm <= 1, which the step constant assumes.
+        """
+        xp, W = array_namespace(H), state["W"]
+        H = H / xp.clip(xp.sqrt(xp.sum(H**2, axis=1)), min=1.0)[:, None]
+        eta = self._step_constant(state, steps)
+
+        def changes(rows: Array, real: Array) -> Array:
+            n = xp.sum(xp.astype(real, H.dtype), axis=1)
+            moved = xp.broadcast_to(W, (rows.shape[0], *W.shape))
+            for part in range(steps):
+                every = slice(min(part, rows.shape[1]), None, steps)
+                index, used = rows[:, every], real[:, every]
+                shape, flat = index.shape, xp.reshape(index, (-1,))
+                if batch.present is not None:
+                    used = used & xp.reshape(xp.take(batch.present, flat), shape)
+                moved = local_centroid_step(
+                    xp.reshape(view.rows(flat), (*shape, W.shape[1])),
+                    moved,
+                    xp.reshape(xp.take(H, flat, axis=0), (*shape, W.shape[0])),
+                    used,
+                    weight=steps / n,
+                    eta=xp.ones_like(n) * eta,
+                    mu_w=self.penalty.centroid_ridge,
+                    record_bound=self.clip_norm,
+                )
+            return (moved - W) * n[:, None, None]
+
+        return SiteValues(by_size(changes, H, batch.offsets))
+
+    def _memberships(self, view: Standardized, W: Array, rho: float) -> tuple[Array, Array]:
+        A = view.products(W)
+        M = membership_curvature(W, rho=rho, mu_h=self.penalty.membership_ridge)
+        return A, membership_steps(A, M, self.membership_steps)
+
+    def _feasible(self, W: Array) -> Array:
+        return unit_rows(array_namespace(W).clip(W, min=0) if self.clamp else W)

@@ -1,0 +1,138 @@
+"""A fitted clustering in one safe file: centres, preprocessing, and what is promised about them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpfedc.errors import DataUnavailable, InvalidInput
+from dpfedc.kernels import Array
+from dpfedc.kernels.lloyd import squared_distances
+from dpfedc.kernels.standardized import CHUNK, Standardized
+from dpfedc.methods.centres import membership_matrix
+from dpfedc.settings import Penalty, require_integer, require_number
+
+Float = npt.NDArray[Any]
+
+FORMAT = "dpfedc-model-1"
+
+
+@dataclass(frozen=True)
+class ClusterModel:
+    """Everything needed to assign a record, and nothing about the records it was made from.
+
+    `directions` is W of the factorisation. `centres` are in standardised units; where they are
+    None, or `by_membership` is set, a record goes to the cluster of its largest membership,
+    otherwise to the nearest centre.
+    """
+
+    directions: Float
+    center: Float
+    scale: float | None
+    centres: Float | None = None
+    by_membership: bool = True
+    constant: float = 0.0
+    penalty: Penalty = field(default_factory=Penalty)
+    steps: int = 50
+    nonnegative: bool = False
+    feature_names: tuple[str, ...] | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_number("constant", self.constant, least=0)
+        require_integer("steps", self.steps, least=1)
+        if self.scale is not None:
+            require_number("scale", self.scale, above=0)
+        k, m = len(self.directions), self.center.size
+        shapes = {"center": (m,), "directions": (k, m + (self.constant != 0)), "centres": (k, m)}
+        for name, expected in shapes.items():
+            array = getattr(self, name)
+            if array is not None and array.shape != expected:
+                raise InvalidInput(f"{name} must have shape {expected}, got {array.shape}")
+
+    @property
+    def cluster_centers(self) -> Float:
+        """Return the centres in data units."""
+        if self.centres is None:
+            return self.directions
+        centres = np.asarray(self.center + (self.scale or 1.0) * self.centres)
+        return np.maximum(centres, 0) if self.nonnegative else centres
+
+    def memberships(self, X: Array) -> Float:
+        """Return one row per record: how much it belongs to each cluster; the largest decides.
+
+        By membership: the factorisation's h. By nearest centre: weights in inverse proportion to
+        the squared distances, summing to one.
+        """
+        parts = [self._memberships(X[i : i + CHUNK]) for i in range(0, len(X), CHUNK)]
+        return np.concatenate(parts)
+
+    def labels(self, X: Array) -> npt.NDArray[np.int32]:
+        """Return the cluster of each record."""
+        parts = [
+            np.argmax(self._memberships(X[i : i + CHUNK]), axis=1) for i in range(0, len(X), CHUNK)
+        ]
+        return np.concatenate(parts).astype(np.int32)
+
+    def _memberships(self, X: Array) -> Float:
+        dtype = X.dtype
+        scale = None if self.scale is None else np.asarray(self.scale, dtype)
+        center = self.center.astype(dtype)
+        if self.by_membership or self.centres is None:
+            view = Standardized.of(X, center=center, scale=scale, constant=self.constant)
+            W = self.directions.astype(dtype)
+            return np.asarray(membership_matrix(view, W, penalty=self.penalty, steps=self.steps))
+        centres = self.centres.astype(dtype)
+        view = Standardized.of(X, center=center, scale=scale)
+        distances = squared_distances(view.products(centres), view.squared_norms, centres)
+        closeness = 1 / np.maximum(distances, np.finfo(dtype).eps ** 2)
+        return np.asarray(closeness / closeness.sum(axis=1, keepdims=True))
+
+    def write(self, path: Path) -> None:
+        """Write the model as an .npz file of plain arrays; nothing in it can run."""
+        arrays: dict[str, Any] = {"directions": self.directions, "center": self.center}
+        if self.centres is not None:
+            arrays["centres"] = self.centres
+        head = {
+            "format": FORMAT,
+            "scale": self.scale,
+            "by_membership": self.by_membership,
+            "constant": self.constant,
+            "penalty": asdict(self.penalty),
+            "steps": self.steps,
+            "nonnegative": self.nonnegative,
+            "feature_names": self.feature_names,
+            "about": dict(self.about),
+        }
+        text = json.dumps(head)
+        with path.open("wb") as file:
+            np.savez(file, head=np.array(text), **arrays)
+
+    @classmethod
+    def read(cls, path: Path) -> ClusterModel:
+        """Read what `write` wrote."""
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+        except FileNotFoundError as error:
+            raise DataUnavailable(f"no such model file: {path}") from error
+        except Exception as error:  # a damaged archive can fail in almost any way
+            raise InvalidInput(f"{path} is not a model file written by dpfedc") from error
+        try:
+            head = json.loads(str(arrays.pop("head")[()]))
+            if head.pop("format") != FORMAT:
+                raise InvalidInput(f"{path} was written by another version; expected {FORMAT}")
+            names = head.pop("feature_names")
+            return cls(
+                **arrays,
+                **{**head, "penalty": Penalty(**head["penalty"])},
+                feature_names=None if names is None else tuple(names),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidInput(f"{path} is not a model file written by dpfedc: {error}") from error

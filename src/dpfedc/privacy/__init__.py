@@ -1,0 +1,1 @@
+"""The only door out of a site."""

@@ -1,0 +1,127 @@
+"""How much noise a target epsilon needs. Never overshoots: every result is confirmed by the PLD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from dpfedc.errors import InvalidInput
+from dpfedc.privacy.accountant import (
+    dp_event,
+    gaussian_mu,
+    plan_epsilon,
+    pld_epsilon,
+)
+from dpfedc.privacy.plan import PlannedRelease, PrivacyPlan
+
+NUDGE = 1.0001
+"""Noise is raised in steps of this factor until the accountant confirms the target."""
+
+
+@dataclass(frozen=True)
+class StageBudget:
+    """A stage that is to release: its rounds, and its share of the budget, counted in mu^2.
+
+    mu is sensitivity over noise of the single Gaussian release with the target's (epsilon, delta).
+    A stage whose records are sampled gets what the others leave.
+    """
+
+    stage: str
+    n_rounds: int
+    rounds_per_site: int
+    share: float
+    sampling_probability: float = 1.0
+
+
+def calibrated_releases(
+    budgets: tuple[StageBudget, ...], epsilon: float, delta: float
+) -> tuple[PlannedRelease, ...]:
+    """Return the releases with the least noise (to 0.01 %) whose epsilon is at most the target.
+
+    Without sampling, releases compose to one Gaussian with mu^2 = sum of rounds / z^2: a closed
+    form. With sampling, z of the sampled stage is found by bisection on the PLD of the whole plan.
+    """
+    total = sum(budget.share for budget in budgets)
+    if not budgets or abs(total - 1) > 1e-9 or min(b.share for b in budgets) <= 0:
+        raise InvalidInput(f"budget shares must be > 0 and sum to 1, got {total} in total")
+    sampled = [b for b in budgets if b.sampling_probability < 1]
+    if len(sampled) > 1:
+        raise InvalidInput(f"at most one stage may sample its records, got {len(sampled)}")
+    return _calibrated(budgets, epsilon, delta)
+
+
+@lru_cache(maxsize=256)
+def _calibrated(
+    budgets: tuple[StageBudget, ...], epsilon: float, delta: float
+) -> tuple[PlannedRelease, ...]:
+    mu = gaussian_mu(epsilon, delta)
+    releases = tuple(
+        PlannedRelease(
+            b.stage,
+            b.n_rounds,
+            b.rounds_per_site,
+            (b.rounds_per_site / b.share) ** 0.5 / mu,
+            b.sampling_probability,
+        )
+        for b in budgets
+    )
+    for i, budget in enumerate(budgets):
+        if budget.sampling_probability < 1:
+            releases = _with_sampled_noise(releases, i, epsilon, delta)
+    while pld_epsilon(dp_event(releases), delta) > epsilon:
+        releases = tuple(replace(r, noise_multiplier=r.noise_multiplier * NUDGE) for r in releases)
+    return releases
+
+
+def _with_sampled_noise(
+    releases: tuple[PlannedRelease, ...], i: int, epsilon: float, delta: float
+) -> tuple[PlannedRelease, ...]:
+    """Return the releases with the least z in place i, found on a coarse PLD.
+
+    Sampling only helps, so the z without it is an upper end.
+    """
+
+    def at(z: float) -> tuple[PlannedRelease, ...]:
+        return (*releases[:i], replace(releases[i], noise_multiplier=z), *releases[i + 1 :])
+
+    def enough(z: float) -> bool:
+        return pld_epsilon(dp_event(at(z)), delta, interval=1e-3) <= epsilon
+
+    high = releases[i].noise_multiplier
+    low = high / 2
+    while enough(low):
+        low, high = low / 2, low
+    while high / low > NUDGE:
+        middle = (low * high) ** 0.5
+        if enough(middle):
+            high = middle
+        else:
+            low = middle
+    return at(high)
+
+
+def calibrated_plan(
+    budgets: tuple[StageBudget, ...],
+    *,
+    epsilon: float,
+    delta: float,
+    trust: str,
+    n_sites: int,
+    min_survivors: int | None = None,
+    colluding_sites: int = 0,
+    spare_delta: float = 0.0,
+) -> PrivacyPlan:
+    """Return the privacy plan that spends at most (epsilon, delta)."""
+    releases = calibrated_releases(budgets, epsilon, delta - spare_delta)
+    plan = PrivacyPlan(
+        releases,
+        delta,
+        trust,
+        n_sites,
+        min_survivors=min_survivors,
+        colluding_sites=colluding_sites,
+        spare_delta=spare_delta,
+    )
+    if plan_epsilon(plan) > epsilon:
+        raise InvalidInput(f"the plan's epsilon exceeds the target {epsilon}")
+    return plan

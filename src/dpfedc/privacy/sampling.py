@@ -1,0 +1,67 @@
+"""Which records are in a round, and in which of its parts.
+
+Records draw independent coins, or all of them take part and are dealt by slot. Nothing in between:
+reshuffling, epochs and round-robin dealing of sampled records break the bound that is accounted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dpfedc.kernels.segments import site_of_row, slot_of_row
+from dpfedc.randomness import Randomness
+
+
+class Rows(Protocol):
+    """What sampling needs to know of a batch: where its sites' rows are, and whose they are."""
+
+    offsets: npt.NDArray[np.int64]
+    sites: npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """The part (0 to n_parts - 1) that each record is in, or -1 for a record not in the round.
+
+    `probability` is each record's chance to be in the round, independent of every other record and
+    round: it is what the round's event states. `part` None: every record is in part 0.
+    """
+
+    probability: float
+    n_parts: int
+    part: npt.NDArray[np.int64] | None = None
+
+    @property
+    def in_round(self) -> npt.NDArray[np.bool_] | None:
+        """Return which records are in the round (None: all)."""
+        return None if self.part is None or self.probability == 1 else self.part >= 0
+
+
+def dealt_by_slot(rows: Rows, n_parts: int) -> Dealing:
+    """Return all records, dealt in turn by their slot: a fixed, balanced partition."""
+    if n_parts == 1:
+        return Dealing(1.0, 1)
+    return Dealing(1.0, n_parts, slot_of_row(rows.offsets) % n_parts)
+
+
+def dealt_by_coins(
+    rows: Rows, probability: float, n_parts: int, *, randomness: Randomness, stage: str, t: int
+) -> Dealing:
+    """Return each record with the given probability, in a part drawn uniformly.
+
+    One uniform number decides both: below `probability` the record is in, and where below it says
+    in which part.
+    """
+    position = site_of_row(rows.offsets)
+    draw = randomness.uniform(
+        f"coins {stage}",
+        t=t,
+        sites=np.asarray(rows.sites)[position],
+        slots=slot_of_row(rows.offsets),
+    )
+    part = np.floor(draw * (n_parts / probability)).astype(np.int64)
+    return Dealing(probability, n_parts, np.where(part < n_parts, part, -1))

@@ -1,0 +1,184 @@
+"""Bad input: every message says what was got and what was expected."""
+
+import re
+
+import numpy as np
+import pytest
+
+from dpfedc import DPFedC, stack_sites
+from dpfedc.errors import DPFedCError, InvalidInput, OutsideConditions
+
+X = np.random.default_rng(0).normal(size=(20, 2))
+
+
+def with_value(value):
+    changed = X.copy()
+    changed[7, 1] = value
+    return changed
+
+
+def constant(n, m, dtype):
+    return np.tile(np.random.default_rng(1).standard_normal(m).astype(dtype), (n, 1))
+
+
+BAD_DATA = {
+    "NaN": (with_value(np.nan), "contains NaN"),
+    "infinity": (with_value(np.inf), "contains infinity"),
+    "too large": (1e200 * X, r"must be at most .*overflow float64, got 2\.3e\+200"),
+    "too large for its dtype": (
+        (1e25 * X).astype(np.float32),
+        r"must be at most .*overflow float32, got 2\.3e\+25",
+    ),
+    "too small": (1e-200 * X, r"must differ by at least .*underflow float64, got"),
+    "text": (np.full((20, 2), "a"), "could not convert string to float: .*'a'"),
+    "complex numbers": (1j * X, "Complex data not supported"),
+    "one dimension": (X[:, 0], "Expected 2D array, got 1D array"),
+    "no features": (X[:, :0], r"0 feature\(s\) .*minimum of 1"),
+    "no records": (X[:0], r"0 sample\(s\) .*minimum of 1"),
+    "fewer records than clusters": (X[:2], "n_samples=2 should be >= n_clusters=3"),
+    "constant data": (np.ones((20, 2)), "all 20 records are equal, expected at least 2 distinct"),
+    "duplicate rows": (
+        np.repeat(X[:2], 10, axis=0),
+        "2 distinct records, expected at least n_clusters=3",
+    ),
+}
+
+
+@pytest.mark.parametrize(("data", "message"), BAD_DATA.values(), ids=BAD_DATA)
+@pytest.mark.parametrize("variant", ["normalized", "published"])
+def test_bad_data(data, message, variant):
+    model = DPFedC(n_clusters=3, variant=variant)
+    with pytest.raises(ValueError, match=message):
+        model.fit(data)
+    assert not hasattr(model, "cluster_centers_")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(17, 2), (1003, 33), (1003, 64), (5, 784)])
+def test_equal_rows_are_equal_however_they_are_multiplied(shape, dtype):
+    """A matrix product may round the same row differently in different places."""
+    for k in (1, 2, 3):
+        with pytest.raises(InvalidInput, match="X is constant"):
+            DPFedC(n_clusters=k).fit(constant(*shape, dtype))
+    two = np.concatenate([constant(*shape, dtype), 2 * constant(*shape, dtype)])
+    with pytest.raises(InvalidInput, match="2 distinct records, expected at least n_clusters=4"):
+        DPFedC(n_clusters=4).fit(two)
+
+
+def test_duplicates_are_fine_while_enough_rows_differ():
+    data = np.repeat(X[:4], 30, axis=0)
+    labels = DPFedC(n_clusters=2, random_state=0).fit(data).labels_
+    assert len(np.unique(labels[:30])) == 1
+    rare = np.concatenate([np.repeat(X[:1], 1000, axis=0), X[1:4]])
+    assert DPFedC(n_clusters=4, random_state=0).fit(rare).cluster_centers_.shape == (4, 2)
+
+
+BAD_SETTINGS = {
+    "n_clusters": [(0, ">= 1"), (2.0, "whole number >= 1"), (True, "whole number")],
+    "n_rounds": [(0, ">= 1"), (-3, ">= 1"), ("many", "whole number >= 1"), (None, "whole number")],
+    "sites_per_round": [(0, "from 1 to 4"), (5, "from 1 to 4"), (1.5, "from 1 to 4")],
+    "refine_rounds": [(-1, ">= 0"), ("some", "whole number >= 0")],
+    "membership_steps": [(0, ">= 1")],
+    "extra_steps": [(-1, ">= 0"), (0.5, "whole number >= 0")],
+    "batch_size": [(0, ">= 1")],
+    "epsilon": [(0, "> 0"), (-1.0, "> 0"), (np.nan, "> 0"), ("1", "> 0"), (np.inf, "> 0")],
+    "delta": [(0, "> 0 and < 1"), (1, "> 0 and < 1"), (None, "number > 0 and < 1")],
+    "trust": [("nobody", "local, secure-aggregation, trusted-server")],
+    "variant": [("printed", "normalized, published")],
+    "orthogonality": [(-0.1, ">= 0"), ("hard", ">= 0")],
+    "clip_norm": [(0, "> 0"), (-1.0, "> 0")],
+    "step": [(0.0, "> 0")],
+    "momentum": [(1.0, ">= 0 and < 1"), (-0.1, ">= 0 and < 1")],
+    "constant_feature": [(-1, ">= 0")],
+    "gradient_bound": [(0, "> 0")],
+    "init": [
+        (np.ones((2, 2)), r"shape (3, 2), got (2, 2)"),
+        (np.full((3, 2), np.inf), "finite"),
+        ("k-means++", "an array of shape (3, 2)"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [(name, *case) for name, cases in BAD_SETTINGS.items() for case in cases],
+)
+def test_bad_settings(name, value, expected):
+    model = DPFedC(**{"n_clusters": 3, name: value})
+    with pytest.raises(InvalidInput, match=re.escape(expected)) as caught:
+        model.fit(X, sites=np.arange(20) % 4)
+    message = str(caught.value)
+    assert message.startswith(name)
+    assert "got" in message
+    if not isinstance(value, np.ndarray):
+        assert str(value) in message
+    assert not hasattr(model, "cluster_centers_")
+
+
+def test_private_fitting_of_the_default_variant_is_not_there_yet():
+    with pytest.raises(InvalidInput, match=r"epsilon must be None .*got 1\.0.*not available yet"):
+        DPFedC(n_clusters=3, epsilon=1.0).fit(X)
+
+
+def test_published_noise_needs_a_gradient_bound():
+    with pytest.raises(InvalidInput, match=r"needs gradient_bound > 0, got None"):
+        DPFedC(n_clusters=3, epsilon=1.0, variant="published").fit(X)
+
+
+def test_published_noise_needs_sites_large_enough():
+    with pytest.raises(OutsideConditions, match=r"needs q < 1, got 5\.5"):
+        DPFedC(n_clusters=3, epsilon=1.0, variant="published", gradient_bound=1.0).fit(
+            abs(X), sites=np.arange(20) % 10
+        )
+
+
+def test_negative_data_declared_nonnegative():
+    with pytest.raises(InvalidInput, match=r"every value >= 0, got a least value of -2\.3"):
+        DPFedC(n_clusters=3, nonnegative=True).fit(X)
+
+
+@pytest.mark.parametrize(
+    ("sites", "message"),
+    [
+        (np.zeros(19), r"expected shape \(20,\), got \(19,\)"),
+        (np.zeros((20, 1)), r"expected shape \(20,\), got \(20, 1\)"),
+        (7, r"expected shape \(20,\), got \(\)"),
+        ([None] * 20, "ids of one kind, none missing, got NoneType"),
+        (np.array([1, "a"] * 10, dtype=object), "ids of one kind, none missing, got int, str"),
+        ([np.nan] * 20, "one id per record, got NaN for some"),
+    ],
+)
+def test_bad_site_ids(sites, message):
+    with pytest.raises(InvalidInput, match=message):
+        DPFedC(n_clusters=3).fit(X, sites=sites)
+
+
+def test_mismatched_labels():
+    with pytest.raises(InvalidInput, match=r"expected shape \(20,\), got \(3,\)"):
+        DPFedC(n_clusters=3, diagnostics=True).fit(X, np.ones(3))
+
+
+@pytest.mark.parametrize("call", ["predict", "transform", "score"])
+def test_other_features_than_fitted(call):
+    model = DPFedC(n_clusters=3).fit(X)
+    with pytest.raises(ValueError, match="has 1 features, but DPFedC is expecting 2"):
+        getattr(model, call)(X[:, :1])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ([], "at least one array, got none"),
+        ([X, X[:0]], r"non-empty 2-D array, got shape \(0, 2\) for site 1"),
+        ([X[0]], r"non-empty 2-D array, got shape \(2,\) for site 0"),
+        ([X, X[:, :1]], "expected 2, got 1 for site 1"),
+    ],
+)
+def test_bad_stacks_of_sites(arrays, message):
+    with pytest.raises(InvalidInput, match=message):
+        stack_sites(arrays)
+
+
+def test_errors_belong_to_one_tree():
+    assert issubclass(InvalidInput, DPFedCError)
+    assert issubclass(InvalidInput, ValueError)  # scikit-learn's convention

@@ -1,0 +1,237 @@
+"""Model files: round trips, damaged and foreign files, and no pickle, ever."""
+
+import io
+import json
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpfedc import DPFedC
+from dpfedc.errors import DataUnavailable, InvalidInput
+from dpfedc.model_file import FORMAT, ClusterModel
+from dpfedc.settings import Penalty
+
+
+def example(**changes):
+    fields = {
+        "directions": np.eye(3, 4),
+        "center": np.array([0.5, 0.0, -1.0, 2.0]),
+        "scale": 1.5,
+        "centres": np.arange(12.0).reshape(3, 4) / 10,
+        "by_membership": False,
+        "penalty": Penalty(0.7, 0.1, 0.2),
+        "steps": 20,
+        "nonnegative": True,
+        "feature_names": ("a", "b", "ü", "d"),
+        "about": {"method": "dp-fedc", "stamps": ["no noise"]},
+    }
+    return ClusterModel(**{**fields, **changes})
+
+
+def same(one, other):
+    for name in one.__dataclass_fields__:
+        a, b = getattr(one, name), getattr(other, name)
+        if isinstance(a, np.ndarray):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+        else:
+            assert a == b, name
+    return True
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"scale": None, "centres": None, "by_membership": True, "feature_names": None},
+        {"directions": np.eye(3, 5), "constant": 0.5},
+        {"directions": np.eye(3, 4, dtype=np.float32), "center": np.zeros(4, np.float32)},
+    ],
+)
+def test_a_model_survives_the_file(tmp_path, changes):
+    model = example(**changes)
+    path = tmp_path / "model.npz"
+    model.write(path)
+    assert same(model, ClusterModel.read(path))
+
+
+@pytest.mark.parametrize("settings", [{}, {"refine_rounds": 0}, {"constant_feature": 0.5},
+                                      {"variant": "published"}])  # fmt: skip
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_fitted_model_predicts_the_same_after_the_file(blobs, tmp_path, settings, dtype):
+    X, _, sites = blobs
+    X = abs(X).astype(dtype)
+    model = DPFedC(n_clusters=3, n_rounds=8, random_state=0, **settings).fit(X, sites=sites)
+    path = tmp_path / "any.name"
+    model.model_.write(path)
+    read = ClusterModel.read(path)
+    assert same(model.model_, read)
+    np.testing.assert_array_equal(read.labels(X), model.labels_)
+    np.testing.assert_array_equal(read.memberships(X), model.transform(X))
+    np.testing.assert_array_equal(read.cluster_centers, model.cluster_centers_)
+
+
+def test_centres_are_given_in_data_units():
+    model = example(nonnegative=False)
+    np.testing.assert_allclose(model.cluster_centers, model.center + 1.5 * model.centres)
+    assert example(nonnegative=True).cluster_centers.min() == 0
+    np.testing.assert_array_equal(example(centres=None).cluster_centers, np.eye(3, 4))
+
+
+class Trap:
+    """Unpickling this is what must never happen."""
+
+    sprung = False
+
+    def __reduce__(self):
+        return (setattr, (Trap, "sprung", True))
+
+
+def npz_bytes(**arrays):
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def zip_bytes(members):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def trapped_array():
+    array = np.empty(1, dtype=object)
+    array[0] = Trap()
+    return array
+
+
+def npy_bytes(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def head(**changes):
+    fields = {"format": FORMAT, "scale": 1.0, "penalty": {}, "feature_names": None, "about": {}}
+    return np.array(json.dumps({**fields, **changes}))
+
+
+PARTS = {"directions": np.eye(3, 4), "center": np.zeros(4)}
+PICKLES = {
+    "a pickle as head": npz_bytes(head=trapped_array(), **PARTS),
+    "a pickle among the arrays": npz_bytes(head=head(), **{**PARTS, "center": trapped_array()}),
+    "a pickle beside the arrays": npz_bytes(head=head(), **PARTS, more=trapped_array()),
+    "a pickle in the archive": zip_bytes({"head.npy": pickle.dumps(Trap()), "x": b""}),
+    "a bare pickle": pickle.dumps(Trap()),
+    "an object array": npy_bytes(trapped_array()),
+}
+FOREIGN = {
+    "nothing": b"",
+    "text": b"centres,1,2\n",
+    "an array": npy_bytes(np.ones(3)),
+    "an empty archive": zip_bytes({}),
+    "another archive": zip_bytes({"readme.txt": b"hello"}),
+    "another npz": npz_bytes(X=np.ones((3, 2))),
+    "no head": npz_bytes(**PARTS),
+    "a head that is no text": npz_bytes(head=np.ones(3), **PARTS),
+    "a head that is no JSON": npz_bytes(head=np.array("{"), **PARTS),
+    "a head that is a number": npz_bytes(head=np.array("7"), **PARTS),
+    "a head that is a list": npz_bytes(head=np.array("[]"), **PARTS),
+    "an empty head": npz_bytes(head=np.array("{}"), **PARTS),
+    "another version": npz_bytes(head=head(format="dpfedc-model-99"), **PARTS),
+    "an unknown field": npz_bytes(head=head(surprise=1), **PARTS),
+    "an unknown array": npz_bytes(head=head(), **PARTS, surprise=np.ones(2)),
+    "an unknown penalty": npz_bytes(head=head(penalty={"strength": 1}), **PARTS),
+    "a negative penalty": npz_bytes(head=head(penalty={"orthogonality": -1}), **PARTS),
+    "a scale that is text": npz_bytes(head=head(scale="big"), **PARTS),
+    "a scale of zero": npz_bytes(head=head(scale=0), **PARTS),
+    "no steps": npz_bytes(head=head(steps=0), **PARTS),
+    "centre and directions that differ": npz_bytes(head=head(), **{**PARTS, "center": np.ones(5)}),
+    "flat directions": npz_bytes(head=head(), **{**PARTS, "directions": np.ones(4)}),
+    "other centres": npz_bytes(head=head(), **PARTS, centres=np.ones((2, 4))),
+}
+
+
+@pytest.mark.parametrize("content", PICKLES.values(), ids=PICKLES)
+def test_no_pickle_is_ever_loaded(tmp_path, content):
+    path = tmp_path / "model.npz"
+    path.write_bytes(content)
+    with pytest.raises(InvalidInput, match=r"model\.npz is not a model file written by dpfedc"):
+        ClusterModel.read(path)
+    assert not Trap.sprung
+
+
+def test_the_trap_works():
+    """Otherwise the test above could not fail."""
+    pickle.loads(pickle.dumps(Trap()))
+    sprung, Trap.sprung = Trap.sprung, False
+    assert sprung
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+def test_foreign_files_are_refused(tmp_path, content):
+    path = tmp_path / "model.npz"
+    path.write_bytes(content)
+    with pytest.raises(InvalidInput, match=r"model\.npz is not a model file written by dpfedc"):
+        ClusterModel.read(path)
+
+
+def test_every_cut_file_is_refused(tmp_path):
+    path = tmp_path / "model.npz"
+    example().write(path)
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 23):
+        path.write_bytes(whole[:length])
+        with pytest.raises(InvalidInput, match="not a model file"):
+            ClusterModel.read(path)
+
+
+@given(st.data())
+def test_a_changed_bit_is_noticed_or_harmless(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("model") / "model.npz"
+    model = example()
+    model.write(path)
+    content = bytearray(path.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+    try:
+        read = ClusterModel.read(path)
+    except InvalidInput:
+        return
+    assert same(model, read)  # a date or a flag of the archive
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(DataUnavailable, match=r"no such model file: .*nowhere\.npz"):
+        ClusterModel.read(tmp_path / "nowhere.npz")
+
+
+def test_a_folder_is_no_model(tmp_path):
+    with pytest.raises(InvalidInput, match="not a model file"):
+        ClusterModel.read(tmp_path)
+
+
+def test_nothing_is_written_of_a_model_that_cannot_be(tmp_path):
+    with pytest.raises(TypeError):
+        example(about={"why": object()}).write(tmp_path / "model.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scale": -1.0}, "scale must be > 0, got -1.0"),
+        ({"steps": 0}, "steps must be >= 1, got 0"),
+        ({"centres": np.ones((3, 2))}, r"centres must have shape \(3, 4\), got \(3, 2\)"),
+        ({"constant": 0.5}, r"directions must have shape \(3, 5\), got \(3, 4\)"),
+    ],
+)
+def test_a_model_checks_its_parts(changes, message):
+    with pytest.raises(InvalidInput, match=message):
+        example(**changes)
