@@ -1,0 +1,89 @@
+"""The command line: parse, call, print. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from dpfedc import __version__
+from dpfedc.cli.demo import demo
+from dpfedc.cli.evaluate import evaluate
+from dpfedc.cli.fit import fit
+from dpfedc.cli.predict import predict
+from dpfedc.errors import DPFedCError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+for _command in (demo, fit, predict, evaluate):
+    app.command()(_command)
+
+# Newer releases of typer carry a copy of click: its errors are reached through the one exported.
+_CommandLineError: Any = typer.BadParameter.__mro__[2]
+
+_BAD_INPUT, _INTERRUPTED, _BROKEN_PIPE = 2, 130, 141
+
+
+@app.callback(invoke_without_command=True)
+def _dpfedc(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    """Cluster data that may not be pooled.
+
+    Each site keeps its records. Sites and a server find the centres of clusters together, in
+    rounds. Start with `dpfedc demo`: it takes a few seconds.
+    """
+    if version:
+        print(f"dpfedc {__version__}")
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 if all is well, 2 and one line if the input is not."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with warnings.catch_warnings(record=True) as caught:
+        code = _exit_code(words)
+    # After an error its one line says all; before it, warnings would only hide it.
+    for message in dict.fromkeys(str(warning.message) for warning in caught if code == 0):
+        print(f"dpfedc: warning: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _exit_code(words: list[str]) -> int:
+    """Run the command line and return its exit code; what the user did wrong is said in a line."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("dpfedc", list(words), obj=("dpfedc", *words)) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as end:
+        return end.exit_code
+    except KeyboardInterrupt:
+        print("dpfedc: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Nobody reads on; without this, Python would complain when it flushes at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    except (_CommandLineError, DPFedCError, ValueError, OSError, MemoryError) as error:
+        print(f"dpfedc: error: {' '.join(_reason(error).split())}", file=sys.stderr)
+        return _BAD_INPUT
+    return 0
+
+
+def _reason(error: Any) -> str:
+    """Return what was wrong, in words."""
+    if isinstance(error, _CommandLineError):
+        path = error.ctx.command_path if getattr(error, "ctx", None) else "dpfedc"
+        return f"{error.format_message().rstrip('.')}. See: {path} --help"
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
