@@ -165,7 +165,9 @@ def test_clone_keeps_settings_and_forgets_the_fit(blobs):
     copy = clone(model)
     assert copy.get_params()["step"] == 7.0
     np.testing.assert_array_equal(copy.init, model.init)
-    assert not hasattr(clone(DPFedC(n_clusters=3).fit(X, sites=sites)), "cluster_centers_")
+    assert not hasattr(
+        clone(DPFedC(n_clusters=3, random_state=0).fit(X, sites=sites)), "cluster_centers_"
+    )
 
 
 @pytest.mark.parametrize("settings", [{}, {"variant": "published", "n_rounds": 8}])
@@ -210,8 +212,9 @@ def test_rounds_are_reported_as_they_happen(blobs):
     X, _, sites = blobs
     heard = []
     model = DPFedC(
-        n_clusters=3, n_rounds=6, sites_per_round=4, on_round=lambda *news: heard.append(news)
-    ).fit(X, sites=sites)
+        n_clusters=3, n_rounds=6, sites_per_round=4, random_state=0,
+        on_round=lambda *news: heard.append(news),
+    ).fit(X, sites=sites)  # fmt: skip
     assert tuple(entry for entry, _ in heard) == model.history_.rounds
     assert {total for _, total in heard} == {model.n_iter_}
     stages = [entry.stage for entry, _ in heard]
@@ -225,7 +228,7 @@ def test_fit_leaves_the_data_alone(blobs):
     kept, ids = X.copy(), sites.copy()
     X.setflags(write=False)
     for settings in VARIANTS.values():
-        DPFedC(n_clusters=3, **{**settings, "n_rounds": 3}).fit(X, sites=sites)
+        DPFedC(n_clusters=3, random_state=0, **{**settings, "n_rounds": 3}).fit(X, sites=sites)
     np.testing.assert_array_equal(X, kept)
     np.testing.assert_array_equal(sites, ids)
 

@@ -160,7 +160,7 @@ def test_mismatched_labels():
 
 @pytest.mark.parametrize("call", ["predict", "transform", "score"])
 def test_other_features_than_fitted(call):
-    model = DPFedC(n_clusters=3).fit(X)
+    model = DPFedC(n_clusters=3, random_state=0).fit(X)
     with pytest.raises(ValueError, match="has 1 features, but DPFedC is expecting 2"):
         getattr(model, call)(X[:, :1])
 

@@ -226,8 +226,10 @@ def test_the_names_of_sites_do_not_matter(blobs, name):
 
 def test_with_all_sites_in_every_round_sites_may_swap_names(blobs, rng):
     X, _, sites = blobs
-    expected = fitted(X, sites).cluster_centers_
-    got = fitted(X, rng.permutation(10)[sites]).cluster_centers_
+    # Sums are rounded differently, and large steps would blow that up.
+    settings = {"clip_norm": 0.1, "step": 1.0, "n_rounds": 20}
+    expected = fitted(X, sites, **settings).cluster_centers_
+    got = fitted(X, rng.permutation(10)[sites], **settings).cluster_centers_
     np.testing.assert_allclose(got, expected, rtol=1e-9)
 
 

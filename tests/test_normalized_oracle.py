@@ -1,0 +1,206 @@
+"""The normalized variant's stages against plain loops over sites, records and steps."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dpfedc.federation.in_process import Sites, run
+from dpfedc.federation.participation import schedule
+from dpfedc.methods.centres import Centres
+from dpfedc.methods.dp_fedc import Factorization
+from dpfedc.methods.preprocessing import Mean, Scale
+from dpfedc.methods.protocol import SiteBatch, Stage
+from dpfedc.privacy.mechanism import Gate, RecordSum
+from dpfedc.randomness import Randomness
+from dpfedc.settings import Penalty
+
+K, ROUNDS = 3, 6
+
+
+def standardized(X, constant):
+    """Return the records the way the stages before the factorisation leave them."""
+    center = sum(X) / len(X)
+    lengths = [math.sqrt(sum((x - center) ** 2)) for x in X]
+    scale = 1.3 * sum(lengths) / len(X)
+    rows = [(x - center) / max(scale, length) for x, length in zip(X, lengths, strict=True)]
+    return center, scale, [np.append(row, constant) if constant else row for row in rows]
+
+
+def membership(x, W, steps, rho, mu_h):
+    """Projected gradient steps from zero for one record."""
+    M = 2 * W @ W.T + rho * (np.ones((K, K)) - np.eye(K)) + mu_h * np.eye(K)
+    gamma = 0.51 * np.linalg.eigvalsh(M)[-1]
+    h = np.zeros(K)
+    for _ in range(steps):
+        h = np.maximum(h - (M @ h - 2 * W @ x) / gamma, 0)
+    return h
+
+
+def clipped_gradient(x, h, W, bound):
+    g = 2 * np.outer(h, W.T @ h - x)
+    norm = np.linalg.norm(g)
+    return g if norm <= bound else g * (bound / norm)
+
+
+def oracle(X, offsets, method, per_round, randomness):
+    """Return W after every round."""
+    _, _, rows = standardized(X, method.constant)
+    W = randomness.generator("start").standard_normal((K, len(rows[0])))
+    W = np.maximum(W, 0) if method.clamp else W
+    W = W / np.linalg.norm(W, axis=1, keepdims=True)
+    velocity, history = np.zeros_like(W), []
+    sizes = np.diff(offsets)
+    cohorts = schedule(
+        len(sizes), per_round, ROUNDS, rng=randomness.generator("participation factorisation")
+    )
+    penalty = method.penalty
+    for t, cohort in enumerate(cohorts, start=1):
+        Q2 = method.extra_steps // t + 1
+        rise = (penalty.orthogonality - method.first_orthogonality) / (ROUNDS - 1)
+        rho = method.first_orthogonality + rise * (t - 1)
+        eta = 1 + (Q2 - 1) / min(sizes) + penalty.centroid_ridge / 2
+        total = np.zeros_like(W)
+        for i in cohort:
+            site = rows[offsets[i] : offsets[i + 1]]
+            H = [membership(x, W, method.membership_steps, rho, penalty.membership_ridge)
+                 for x in site]  # fmt: skip
+            if Q2 == 1:
+                for x, h in zip(site, H, strict=True):
+                    total += clipped_gradient(x, h, W, method.clip_norm)
+                continue
+            local = W.copy()
+            for part in range(Q2):
+                gradient = penalty.centroid_ridge * local
+                for slot in range(part, len(site), Q2):
+                    h = H[slot] / max(1.0, np.linalg.norm(H[slot]))
+                    g = clipped_gradient(site[slot], h, local, method.clip_norm)
+                    gradient = gradient + Q2 / len(site) * g
+                local = local - gradient / eta
+            total += -eta / Q2 * len(site) * (local - W)
+        velocity = method.momentum * velocity + total / sum(sizes[cohort])
+        W = W - (1 - method.momentum) * method.step / method.clip_norm * velocity
+        W = np.maximum(W, 0) if method.clamp else W
+        norms = np.linalg.norm(W, axis=1, keepdims=True)
+        W = W / np.where(norms > 0, norms, 1)
+        history.append(W)
+    return history
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"momentum": 0.6, "constant": 0.5},
+        {"extra_steps": 5},
+        {"extra_steps": 2, "momentum": 0.5, "constant": 0.3,
+         "penalty": Penalty(0.8, 0.1, 0.2)},
+        {"clip_norm": 1e3, "step": 300.0},
+        {"clamp": True},
+    ],
+    ids=["plain", "momentum, constant", "several steps", "everything", "no clipping", "clamped"],
+)  # fmt: skip
+@pytest.mark.parametrize("per_round", [4, 12])
+def test_rounds_agree_with_the_loops(ragged, settings, per_round):
+    X, offsets = ragged
+    method = Factorization(K, ROUNDS, **{"clip_norm": 0.1, "step": 1.0, **settings})
+    expected = oracle(X, offsets, method, per_round, Randomness(2))
+    history = []
+
+    def keep(stage, batch, state):
+        if stage.method is method:
+            history.append(state["W"])
+        return {}
+
+    randomness = Randomness(2)
+    sites = Sites.of(X, np.repeat(np.arange(12), np.diff(offsets)))
+    state = run(
+        [Stage(Mean()), Stage(Scale()), Stage(method, per_round)], sites, Gate(randomness, "test"),
+        randomness=randomness, on_round=lambda entry: None, diagnose=keep,
+    )  # fmt: skip
+    center, scale, _ = standardized(X, 0.0)
+    np.testing.assert_allclose(state["center"], center, rtol=1e-12)
+    np.testing.assert_allclose(state["scale"], scale, rtol=1e-12)
+    assert len(history) == ROUNDS
+    for got, W in zip(history, expected, strict=True):
+        np.testing.assert_allclose(got, W, atol=1e-8)
+    assert np.abs(history[-1] - history[0]).max() > 1e-2
+
+
+def centres_after(X, offsets, n_rounds, refine):
+    """Run the default stages and return the state after every round of the last one."""
+    states, randomness = [], Randomness(4)
+    last = Centres(K, n_rounds=n_rounds, refine=refine)
+
+    def keep(stage, batch, state):
+        if stage.method is last:
+            states.append(state)
+        return {}
+
+    sites = Sites.of(X, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)))
+    stages = [Stage(Mean()), Stage(Scale()), Stage(Factorization(K, 10)), Stage(last)]
+    run(stages, sites, Gate(randomness, "test"), randomness=randomness,
+        on_round=lambda entry: None, diagnose=keep)  # fmt: skip
+    return states
+
+
+def test_the_first_round_of_centres_is_by_membership(ragged):
+    X, offsets = ragged
+    (state,) = centres_after(X, offsets, 1, refine=False)
+    rows = np.array(standardized(X, 0.0)[2])
+    H = np.array([membership(x, state["W"], 50, Penalty().orthogonality, 0.0) for x in rows])
+    labels = H.argmax(axis=1)
+    for cluster in range(K):
+        members = rows[labels == cluster]
+        assert state["counts"][cluster] == len(members)
+        if len(members):
+            np.testing.assert_allclose(state["best_centres"][cluster], members.mean(axis=0))
+    means = state["best_centres"][labels]
+    assert float(state["best_cost"]) == pytest.approx(((rows - means) ** 2).sum())
+
+
+def test_two_rounds_of_centres_are_a_step_of_lloyd(ragged):
+    X, offsets = ragged
+    first, second = centres_after(X, offsets, 2, refine=True)
+    rows = np.array(standardized(X, 0.0)[2])
+    gaps = ((rows[:, None, :] - first["centres"][None]) ** 2).sum(axis=2)
+    labels = gaps.argmin(axis=1)
+    np.testing.assert_array_equal(second["counts"], np.bincount(labels, minlength=K))
+    for cluster in np.unique(labels):
+        np.testing.assert_allclose(
+            second["centres"][cluster], rows[labels == cluster].mean(axis=0), atol=1e-12
+        )
+
+
+def released(value):
+    batch = SiteBatch(np.ones((2, 1)), np.array([0, 2]), np.array([0]))
+    gate = Gate(Randomness(0), "test")
+    return gate.release(RecordSum(np.ones(2), 1.0, lambda weights: value), batch, stage="x", t=1)
+
+
+def test_a_move_that_makes_things_worse_is_taken_back():
+    method = Centres(2, n_rounds=4, refine=True)
+    best = np.array([[0.0], [1.0]])
+    state = {
+        "centres": np.array([[0.2], [3.0]]),
+        "best_centres": best,
+        "best_cost": np.asarray(5.0),
+        "directions": np.ones((4, 2, 1)),
+    }
+    sums, counts = np.array([[4.0], [6.0]]), np.array([2.0, 3.0])
+    worse = np.column_stack([sums, counts, [14.0, 15.0]])  # cost 14 - 8 + 15 - 12 = 9
+    after = method.combine(state, released(worse), 2)
+    np.testing.assert_array_equal(after["centres"], best)
+    np.testing.assert_array_equal(after["best_centres"], best)
+    assert float(after["best_cost"]) == 5
+    better = np.column_stack([sums, counts, [9.0, 14.0]])  # cost 1 + 2 = 3
+    after = method.combine(state, released(better), 2)
+    np.testing.assert_array_equal(after["best_centres"], [[2.0], [2.0]])
+    np.testing.assert_array_equal(after["centres"], [[2.0], [2.0]])
+    assert float(after["best_cost"]) == 3
+
+
+def test_the_best_cost_never_rises(ragged):
+    X, offsets = ragged
+    costs = [float(state["best_cost"]) for state in centres_after(X, offsets, 8, refine=True)]
+    assert costs == sorted(costs, reverse=True)
