@@ -26,5 +26,11 @@ lint: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+accuracy: .venv/dev
+	$(BIN)/python benchmarks/accuracy.py
+
+bench: .venv/dev
+	$(BIN)/python benchmarks/speed.py
+
 clean:
 	rm -rf .venv demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

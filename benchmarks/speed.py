@@ -5,12 +5,15 @@ python benchmarks/speed.py [--repeats 5]
 Case: MNIST 10,000 x 784 (or random numbers of that shape), float32, 100 sites, 30 a round, 100
 rounds, 10 membership steps, one BLAS thread. The floor is what no implementation can avoid: per
 round the products X W' and V' X over the round's records, and the ten n x k by k x k products of
-the membership steps, on arrays that lie ready. Both are timed in turn, and the least of each kept.
+the membership steps, on arrays that lie ready. Fits without noise, fits at epsilon 20 (local) and
+the floor are timed in turn, and the least of each kept. Calibration is timed in a fresh process.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import time
 import tracemalloc
 
@@ -41,6 +44,22 @@ def floor_seconds(X: np.ndarray) -> float:
     return time.perf_counter() - began
 
 
+CALIBRATE = """
+import time
+from dpfedc.privacy.calibration import StageBudget, calibrated_plan
+began = time.perf_counter()
+budgets = (StageBudget("mean", 1, 100, 1, 0.1), StageBudget("factorisation", 100, 30, 30, 0.9, {q}))
+calibrated_plan(budgets, epsilon=1.0, delta=1e-5, trust="local", n_sites=100)
+print(time.perf_counter() - began)
+"""
+
+
+def calibration_seconds(q: float) -> float:
+    """Return the time of one calibration in a process that has done none, its imports included."""
+    command = [sys.executable, "-c", CALIBRATE.format(q=q)]
+    return float(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
@@ -55,14 +74,17 @@ def main() -> None:
         sites = iid(N, SITES, rng=np.random.default_rng(0))
     order = np.argsort(sites, kind="stable")
     X, sites, y = X[order], sites[order], None if y is None else y[order]
-    model = DPFedC(K, n_rounds=ROUNDS, sites_per_round=PER_ROUND, random_state=0)
-    fits, floors = [], []
+    schedule = {"n_rounds": ROUNDS, "sites_per_round": PER_ROUND, "random_state": 0}
+    model = DPFedC(K, epsilon=None, **schedule)
+    private = DPFedC(K, epsilon=20.0, **schedule).fit(X, sites=sites)
+    fits, noisy, floors = [], [], []
     with threadpool_limits(limits=1):
         for _ in range(repeats):
             floors.append(floor_seconds(X))
-            began = time.perf_counter()
-            model.fit(X, sites=sites)
-            fits.append(time.perf_counter() - began)
+            for estimator, times in ((model, fits), (private, noisy)):
+                began = time.perf_counter()
+                estimator.fit(X, sites=sites)
+                times.append(time.perf_counter() - began)
         tracemalloc.start()
         model.fit(X, sites=sites)
         _, peak = tracemalloc.get_traced_memory()
@@ -71,6 +93,9 @@ def main() -> None:
         print(f"accuracy {clustering_accuracy(y, model.labels_):.3f}")
     print(f"{name}: fit {min(fits):.3f} s, products {min(floors):.3f} s")
     print(f"ratio {min(fits) / min(floors):.2f}")
+    print(f"fit with noise, over fit without: {min(noisy) / min(fits):.2f}")
+    print(f"calibration from cold: q = 1 {calibration_seconds(1.0):.1f} s, ", end="")
+    print(f"q = 0.1 {calibration_seconds(0.1):.1f} s")
     print(f"memory while fitting, input excluded: {peak / X.nbytes:.2f} x the data")
 
 

@@ -9,14 +9,17 @@ import pytest
 
 from dpfedc.federation.in_process import Sites, run
 from dpfedc.kernels import clipping, factorization, lloyd, local_steps, segments
+from dpfedc.kernels.host import on_host
 from dpfedc.kernels.standardized import Standardized, centered_norms
-from dpfedc.methods.centres import Centres, membership_matrix
+from dpfedc.methods.centres import Centres, Lengths, membership_matrix
 from dpfedc.methods.diagnostics import membership_stationarity
 from dpfedc.methods.dp_fedc import Factorization
-from dpfedc.methods.preprocessing import Mean, Scale
+from dpfedc.methods.preprocessing import Bound, Mean, Scale, Subspace
 from dpfedc.methods.protocol import Stage
 from dpfedc.methods.published import Published
 from dpfedc.privacy.mechanism import Gate
+from dpfedc.privacy.noise import SimulatedNoise
+from dpfedc.privacy.plan import PlannedRelease, PrivacyPlan
 from dpfedc.randomness import Randomness
 from dpfedc.settings import Penalty
 
@@ -76,22 +79,27 @@ def kernel_calls(m, k, n):
                 eta=a["bounds"], mu_w=0.1, record_bound=bound, gradient_bound=bound,
             ),
         )  # fmt: skip
-    for constant, scale in ((0.0, "scale"), (0.5, "scale"), (0.0, None)):
+    kinds = (0.0, "scale", None), (0.5, "scale", None), (0.0, None, None), (0.0, "scale", "basis")
+    for constant, scale, basis in kinds:
 
-        def view(a, constant=constant, scale=scale):
+        def view(a, constant=constant, scale=scale, basis=basis):
             return Standardized.of(
-                a["X"], center=a["center"], scale=scale and a[scale], constant=constant
-            )
+                a["X"], center=a["center"], scale=scale and a[scale], constant=constant,
+                basis=basis and a[basis],
+            )  # fmt: skip
 
-        wide = "wide" if constant else "W"
-        yield f"norms {constant} {scale}", lambda a, view=view: view(a).squared_norms
-        yield f"products {constant} {scale}", lambda a, v=view, w=wide: v(a).products(a[w])
-        yield f"sums {constant} {scale}", lambda a, view=view: view(a).weighted_sums(a["H"])
-        yield f"rows {constant} {scale}", lambda a, view=view: view(a).rows(a["labels"])
+        kind = f"{constant} {scale} {basis}"
+        wide = "wide" if constant else "narrow" if basis else "W"
+        yield f"norms {kind}", lambda a, view=view: view(a).squared_norms
+        yield f"products {kind}", lambda a, v=view, w=wide: v(a).products(a[w])
+        yield f"sums {kind}", lambda a, view=view: view(a).weighted_sums(a["H"])
+        yield f"rows {kind}", lambda a, view=view: view(a).rows(a["labels"])
         yield (
-            f"membership_matrix {constant} {scale}",
+            f"membership_matrix {kind}",
             lambda a, v=view, w=wide: membership_matrix(v(a), a[w], penalty=Penalty(), steps=4),
         )
+        if not constant and not basis:
+            yield f"moment {kind}", lambda a, view=view: view(a).second_moment(a["squares"])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -103,6 +111,8 @@ def test_kernels_agree_with_numpy(rng, dtype, device):
         "X": rng.standard_normal((n, m)),
         "W": W,
         "wide": rng.standard_normal((k, m + 1)),
+        "narrow": rng.standard_normal((k, 2)),
+        "basis": np.linalg.qr(rng.standard_normal((m, 2)))[0].T.copy(),
         "H": np.abs(rng.standard_normal((n, k))),
         "M": factorization.membership_curvature(W, rho=0.3, mu_h=0.1),
         "gram": W @ W.T,
@@ -125,6 +135,12 @@ def test_kernels_agree_with_numpy(rng, dtype, device):
         assert str(got.dtype).endswith(dtype), name
         assert got.device == device, name
         np.testing.assert_allclose(back(got), expected, rtol=room, atol=room, err_msg=name)
+    for name, array in same.items():
+        brought = on_host(array)
+        assert brought.dtype == np.float64, name
+        np.testing.assert_array_equal(brought, arrays[name].astype(np.float64), err_msg=name)
+        brought[...] = 0  # a copy: the array it came from is left alone
+        np.testing.assert_array_equal(back(array), arrays[name], err_msg=name)
     assert factorization.membership_step_size(same["M"]) == pytest.approx(
         factorization.membership_step_size(arrays["M"]), rel=room
     )
@@ -151,6 +167,23 @@ RUNS = {
         Stage(Centres(3, constant=0.5)),
     ],
     "clamped, not standardised": [Stage(Factorization(3, 4, clamp=True))],
+    "in a subspace": [
+        Stage(Bound(2.0)),
+        *NORMALIZED,
+        Stage(Subspace(3)),
+        Stage(Factorization(3, 4, init=np.eye(3, 5)), 4),
+        Stage(Lengths(3)),
+    ],
+    "in a subspace, without a bound": [
+        Stage(Subspace(2)),
+        Stage(Factorization(3, 4, extra_steps=2), 4),
+        Stage(Centres(3)),
+    ],
+    "lengths with a constant": [
+        *NORMALIZED,
+        Stage(Factorization(3, 4, constant=0.5), 4),
+        Stage(Lengths(3, constant=0.5)),
+    ],
     "published": [
         Stage(
             Published(
@@ -164,7 +197,18 @@ RUNS = {
 }  # fmt: skip
 
 
-def final_state(X, ids, stages):
+def privacy_plan(stages, q, trust):
+    """Return a plan with little noise for these stages; the rounds' records are sampled."""
+    releases = []
+    for stage in stages:
+        method, sites = stage.method, stage.sites_per_round or 12
+        name, rounds = method.name, method.n_rounds
+        share = q if name == "factorisation" else 1.0
+        releases.append(PlannedRelease(name, rounds, sites, rounds, 0.3, share))
+    return PrivacyPlan(tuple(releases), 1e-5, trust, 12, colluding_sites=1)
+
+
+def final_state(X, ids, stages, plan=None):
     """Return the last state and all diagnostics of a run."""
     randomness, exact = Randomness(5), []
 
@@ -172,39 +216,79 @@ def final_state(X, ids, stages):
         return stage.method.diagnose(batch, state)
 
     state = run(
-        stages, Sites.of(X, ids), Gate(randomness, "test"), randomness=randomness,
+        stages, Sites.of(X, ids), Gate(randomness, SimulatedNoise(randomness), plan),
+        randomness=randomness,
         on_round=lambda entry: exact.append(entry.diagnostics), diagnose=diagnose,
     )  # fmt: skip
     return state, exact
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", RUNS)
-def test_runs_agree_with_numpy(ragged, rng, dtype, name):
+# With these the sums have a bound, so that noise can be added.
+PRIVATE_RUNS = {
+    "private": [
+        Stage(Bound(8.0)),
+        *NORMALIZED,
+        Stage(Factorization(3, 4), 4),
+        Stage(Centres(3, n_rounds=5, refine=True, bounded=True, noise_std=0.4)),
+    ],
+    "private, several local steps": [
+        Stage(Bound(8.0)),
+        *NORMALIZED,
+        Stage(Factorization(3, 3, extra_steps=3, batch_ratio=3.0), 4),
+        Stage(Centres(3, bounded=True, noise_std=0.4)),
+    ],
+    "private, in a subspace": RUNS["in a subspace"],
+    "private, lengths with a constant": [Stage(Bound(8.0)), *RUNS["lengths with a constant"]],
+}
+ALL_RUNS = {
+    **{name: (stages, None) for name, stages in RUNS.items()},
+    **{
+        name: (stages, privacy_plan(stages, q, trust))
+        for (name, stages), q, trust in zip(
+            PRIVATE_RUNS.items(),
+            (0.6, 0.6, 1.0, 0.6),
+            ("local", "secure-aggregation", "trusted-server", "local"),
+            strict=True,
+        )
+    },
+}
+
+
+@pytest.fixture
+def shuffled(ragged, rng):
+    """Return ragged records in no order, and the site of each."""
     X, offsets = ragged
     order = rng.permutation(len(X))
-    ids = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))[order]
-    X = X[order].astype(dtype)
+    return X[order], np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))[order]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ALL_RUNS)
+@pytest.mark.parametrize("device", [CPU, OTHER], ids=["cpu", "other"])
+def test_runs_agree_with_numpy(shuffled, dtype, name, device):
+    """Everything the server holds stays on the device of the data."""
+    X, ids = shuffled
+    X = X.astype(dtype)
     if name == "published":
         X = abs(X)  # a site without a single membership > 0 has no step constant
-    expected, exact = final_state(X, ids, RUNS[name])
-    state, exact_too = final_state(strict(X), ids, RUNS[name])
+    expected, exact = final_state(X, ids, *ALL_RUNS[name])
+    state, exact_too = final_state(strict(X, device), ids, *ALL_RUNS[name])
     assert state.keys() == expected.keys()
     room = 2e-3 if dtype == "float32" else 1e-9
     for key, value in expected.items():
         assert str(state[key].dtype) == f"array_api_strict.{dtype}"
+        assert str(value.dtype) == dtype
+        assert state[key].device == device
         np.testing.assert_allclose(back(state[key]), value, rtol=room, atol=room, err_msg=key)
     for one, other in zip(exact, exact_too, strict=True):
         assert other == pytest.approx(one, rel=50 * room, abs=50 * room)
 
 
-@pytest.mark.parametrize("stages", [RUNS["plain"][:3], RUNS["several local steps"][:3],
-                                    RUNS["clamped, not standardised"]])  # fmt: skip
-def test_factorisation_stays_on_the_device_of_the_data(ragged, stages):
-    X, offsets = ragged
-    ids = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    expected, _ = final_state(X, ids, stages)
-    state, _ = final_state(strict(X, OTHER), ids, stages)
-    for key, value in expected.items():
-        assert state[key].device == OTHER
-        np.testing.assert_allclose(back(state[key]), value, rtol=1e-9, atol=1e-9, err_msg=key)
+@pytest.mark.parametrize("name", PRIVATE_RUNS)
+def test_private_runs_have_noise(shuffled, name):
+    X, ids = shuffled
+    stages, plan = ALL_RUNS[name]
+    noisy, _ = final_state(X, ids, stages, plan)
+    quiet, _ = final_state(X, ids, stages)
+    for key in ("center", "scale", "W", "best_centres"):
+        assert np.abs(noisy[key] - quiet[key]).max() > 1e-3, key

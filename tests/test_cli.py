@@ -11,7 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command_line import CENTRES, HEAD, ROLES, fitted_tables, outcome, patients, read_csv, write_csv
+from command_line import (
+    CENTRES,
+    EXACT,
+    HEAD,
+    ROLES,
+    fitted_tables,
+    outcome,
+    patients,
+    read_csv,
+    write_csv,
+)
 from dpfedc import __version__
 from dpfedc.cli.options import NamedData, Trust
 from dpfedc.data.load import LOADERS
@@ -56,7 +66,7 @@ def demo(tmp_path_factory):
     return command("demo", cwd=home, env={**os.environ, "COLUMNS": "40"}), home / "demo"
 
 
-def test_demo_prints_scores_a_plain_warning_and_the_page(demo):
+def test_demo_prints_scores_a_promise_and_the_page(demo):
     done, folder = demo
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -64,7 +74,11 @@ def test_demo_prints_scores_a_plain_warning_and_the_page(demo):
     assert lines[-1] == f"Report: {Path('demo', 'report.html')}"
     assert max(map(len, lines)) <= 40
     text = " ".join(done.stdout.split())
-    assert "This run adds no noise yet, so it promises no privacy." in text
+    assert "epsilon 8, delta 1e-05 for every record" in text  # the plan, before the rounds
+    for subject in ("Protected", "From whom", "How much", "Assumed", "Not protected", "Note"):
+        assert f"{subject}: " in text
+    assert "(secure aggregation)" in text
+    assert 'stamped "simulated noise: not a private release"' in text
     for name in ("accuracy", "NMI", "ARI", "cost"):
         row = next(line for line in lines if name in line and "│" in line)
         assert len(row.split("│")) == 5
@@ -93,11 +107,19 @@ def test_demo_writes_all_its_files(demo):
     assert len(record.series("objective")[0]) > 10
     assert len(record.series("accuracy")[0]) > 10
     assert "accuracy" in record.results["pooled_kmeans"]
+    promise = record.results["privacy"]
+    assert 7.99 < promise["epsilon"] <= 8
+    assert (promise["delta"], promise["trust"]) == (1e-5, "secure-aggregation")
+    for stage in record.results["privacy_plan"]["releases"]:
+        assert f"{stage['stage']}: " in (folder / "report.html").read_text()
     page = (folder / "report.html").read_text()
     for name in ("objective", "accuracy", "centres", "sizes"):
         assert f"{name}.png" in page
     words = re.sub("<[^>]*>", "", page)
-    assert "This run adds no noise yet, so it promises no privacy." in words
+    for subject in ("Protected", "From whom", "How much", "Assumed", "Not protected", "Note"):
+        assert f"<strong>{subject}:</strong>" in page
+    assert "epsilon 8, delta 1e-05" in words
+    assert "simulated noise: not a private release" in words
     assert "dpfedc demo" in words
 
 
@@ -112,7 +134,8 @@ def test_demo_holds_two_digits_at_every_site(demo):
 
 
 def test_fit_writes_labels_in_input_order(dpfedc, table, tmp_path):
-    code, out, err = dpfedc("fit", table, "--clusters", 3, *ROLES, "--output", tmp_path / "r")
+    words = ("--no-noise", "--seed", 0, "--output", tmp_path / "r")
+    code, out, err = dpfedc("fit", table, "--clusters", 3, *ROLES, *words)
     assert (code, err) == (0, "")
     assert {path.name for path in (tmp_path / "r").iterdir()} == OURS | PICTURES | {"accuracy.png"}
     rows = read_csv(tmp_path / "r" / "labels.csv")[1:]
@@ -136,7 +159,7 @@ def test_two_files_are_the_sites_of_one_table(dpfedc, tmp_path, table):
     for row in patients():
         parts[row[3]].append(row[:2])
     files = [write_csv(tmp_path / f"{name}.csv", head, rows) for name, rows in parts.items()]
-    fit = ("--clusters", 3, "--no-diagnostics", "--output")
+    fit = ("--clusters", 3, "--no-diagnostics", "--seed", 0, "--output")
     assert dpfedc("fit", *files, *fit, tmp_path / "two")[0] == 0
     assert dpfedc("fit", table, *ROLES, *fit, tmp_path / "one")[0] == 0
     one, two = (ClusterModel.read(tmp_path / name / "model.npz") for name in ("one", "two"))
@@ -209,29 +232,23 @@ def test_a_seed_repeats_a_run_to_the_byte(dpfedc, table, tmp_path):
 
 def test_records_can_be_dealt_to_simulated_sites(dpfedc, table, tmp_path):
     words = ["--drop", "hospital", "--label-column", "group", "--sites", 6, "--split", "labels"]
-    words += ["--labels-per-site", 1, "--output", tmp_path / "r", "--no-diagnostics"]
+    words += ["--labels-per-site", 1, "--output", tmp_path / "r", *EXACT]
     assert dpfedc("fit", table, "--clusters", 3, *words)[0] == 0
     labels = read_csv(tmp_path / "r" / "labels.csv")[1:]
     pairs = {(row[0], record[2]) for row, record in zip(labels, patients(), strict=True)}
     assert sorted(site for site, _ in pairs) == list("012345")
 
 
-def test_published_variant_says_what_its_noise_is_worth(dpfedc, table, tmp_path):
-    words = ("--variant", "published", "--epsilon", 5, "--gradient-bound", 1, "--rounds", 3)
-    out = ("--output", tmp_path / "r", "--no-diagnostics")
-    code, text, _ = dpfedc("fit", table, "--clusters", 3, *ROLES, *words, *out)
-    assert code == 0
-    assert "not a proof" in " ".join(text.split())
-    assert RunRecord.read(tmp_path / "r" / "run.jsonl").settings["epsilon"] == 5
-
-
 # --- the frame: help, version, interruption, warnings, the bar ---------------------------------
 
 
-def test_help_imports_nothing_heavy():
+@pytest.mark.parametrize(
+    ("words", "told"), [(["fit"], "--clusters"), (["plan"], "--records"), (["account"], "PLAN")]
+)
+def test_help_imports_nothing_heavy(words, told):
     code = (
         "import sys, dpfedc.cli\n"
-        "try: dpfedc.cli.main(['fit', '--help'])\n"
+        f"try: dpfedc.cli.main([*{words}, '--help'])\n"
         "except SystemExit as end: assert end.code == 0\n"
         "heavy = {'numpy', 'sklearn', 'scipy', 'matplotlib', 'dp_accounting'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
@@ -240,14 +257,14 @@ def test_help_imports_nothing_heavy():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "--clusters" in done.stdout
+    assert told in done.stdout
 
 
 @pytest.mark.parametrize("width", [40, 80])
-@pytest.mark.parametrize("words", [(), ("fit",), ("demo",), ("predict",), ("evaluate",)])
-def test_help_fits_the_terminal(dpfedc, monkeypatch, words, width):
+@pytest.mark.parametrize("name", ["", "demo", "plan", "fit", "predict", "evaluate", "account"])
+def test_help_fits_the_terminal(dpfedc, monkeypatch, name, width):
     monkeypatch.setenv("COLUMNS", str(width))
-    code, out, err = dpfedc(*words, "--help")
+    code, out, err = dpfedc(*name.split(), "--help")
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= width
 
@@ -273,7 +290,7 @@ def test_choices_are_those_of_the_package():
 
 def test_a_terminal_shows_a_bar(dpfedc, table, tmp_path, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    words = (*ROLES, "--no-diagnostics", "--rounds", 5, "--output", tmp_path / "r")
+    words = (*ROLES, *EXACT, "--rounds", 5, "--output", tmp_path / "r")
     code, _, err = dpfedc("fit", table, "--clusters", 3, *words)
     assert code == 0
     n_rounds = len(RunRecord.read(tmp_path / "r" / "run.jsonl").rounds)

@@ -55,20 +55,24 @@ BAD_TABLES = {
     "more sites a round than sites": (GOOD, ("--sites-per-round", 3), "from 1 to 2", "got 3"),
     "zero sites a round": (GOOD, ("--sites-per-round", 0), ">= 1", "got 0"),
     "zero rounds": (GOOD, ("--rounds", 0), "'--rounds'", "must be >= 1, got 0"),
-    "rounds in words": (GOOD, ("--rounds", "many"), "'--rounds'", "integer"),
+    "rounds in words": (GOOD, ("--rounds", "many"), "'--rounds': must be a whole number >= 1, got"),
+    "epsilon in words": (GOOD, ("--epsilon", "low"), "'--epsilon': must be a number, got 'low'"),
     "zero clusters": (GOOD, ("--clusters", 0), "'--clusters'", "must be >= 1, got 0"),
     "a negative seed": (GOOD, ("--seed", -1), "must be from 0", "got -1"),
-    "an unknown variant": (GOOD, ("--variant", "x"), "'x'", "'published'"),
+    "an unknown variant": (GOOD, ("--variant", "x"), "'--variant': 'x' is not", "'published'"),
     "an unknown option": (GOOD, ("--x",), "--x", "dpfedc fit --help"),
     "an unknown column": (GOOD, ("--label-column", "x"), "must have", "'x'"),
-    "epsilon without a proof": (GOOD, ("--epsilon", 1), "must be None", "got 1.0"),
-    "epsilon below 0": (GOOD, ("--epsilon", -1, "--variant", "published"), "> 0", "got -1.0"),
-    "no bound for the noise": (
+    "epsilon below 0": (GOOD, ("--epsilon", -1), "epsilon must be > 0, got -1.0"),
+    "both noise and none": (GOOD, ("--epsilon", 1, "--no-noise"), "--epsilon exclude", "got"),
+    "no bound for the noise": (GOOD, ("--variant", "published"), "--gradient-bound", "got neither"),
+    "survivors alone": (GOOD, ("--min-survivors", 1), "needs --trust secure-aggregation", "local"),
+    "too many colluding": (
         GOOD,
-        ("--epsilon", 1, "--variant", "published"),
-        "needs gradient_bound > 0",
-        "got None",
+        ("--trust", "secure-aggregation", "--colluding-sites", 2),
+        "colluding_sites must be from 0 to 1, got 2",
     ),
+    "a bound of nothing": (GOOD, ("--norm-bound", 0), "norm_bound must be > 0, got 0.0"),
+    "a chance above 1": (GOOD, ("--sampling-probability", 2), "<= 1, got 2.0"),
     "delta above 1": (GOOD, ("--delta", 2), "< 1", "got 2.0"),
     "both sites and a site column": (GOOD, ("--sites", 2), "without sites", "got --site-column"),
     "both files and data": (GOOD, ("--data", "digits"), "its own records", "got FILES"),
@@ -229,7 +233,9 @@ def test_a_full_disk_leaves_the_earlier_run_as_it_was(dpfedc, table, tmp_path, m
 
     monkeypatch.setattr(results_folder, "write_centres", full)
     code, out, err = dpfedc("fit", table, *words, "--seed", 1)
-    assert (code, out) == (2, "")
+    assert code == 2
+    assert out.startswith("Plan: ")  # the disk was found full after the rounds
+    assert "Report" not in out
     assert err.startswith("dpfedc: error: ")
     assert err.endswith("No space left on device\n")
     assert err.count("\n") == 1

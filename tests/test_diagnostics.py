@@ -6,7 +6,7 @@ import pytest
 from dpfedc.federation.in_process import Sites, run
 from dpfedc.methods.diagnostics import membership_stationarity
 from dpfedc.methods.dp_fedc import Factorization
-from dpfedc.methods.preprocessing import Mean, Scale
+from dpfedc.methods.preprocessing import Mean, Scale, Subspace
 from dpfedc.methods.protocol import Stage
 from dpfedc.methods.published import Published
 from dpfedc.privacy.mechanism import Gate
@@ -25,7 +25,7 @@ def measured(X, offsets, stages):
         return {}
 
     sites = Sites.of(X, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)))
-    run(stages, sites, Gate(randomness, "test"), randomness=randomness,
+    run(stages, sites, Gate(randomness), randomness=randomness,
         on_round=lambda entry: None, diagnose=keep)  # fmt: skip
     return seen[-1]
 
@@ -64,14 +64,18 @@ def test_published_measures(ragged):
     assert G_H > 1e-3
 
 
-@pytest.mark.parametrize("constant", [0.0, 0.5])
-def test_normalized_measures(ragged, constant):
+@pytest.mark.parametrize(("constant", "before"), [(0.0, []), (0.5, []), (0.0, [Subspace(2)])])
+def test_normalized_measures(ragged, constant, before):
     X, offsets = ragged
     method = Factorization(3, 2, penalty=PENALTY, membership_steps=3, constant=constant)
-    _, state, exact = measured(X, offsets, [Stage(Mean()), Stage(Scale()), Stage(method, 5)])
+    stages = [Mean(), Scale(), *before]
+    _, state, exact = measured(X, offsets, [*map(Stage, stages), Stage(method, 5)])
     W, differences = state["W"], X - state["center"]
     lengths = np.maximum(np.linalg.norm(differences, axis=1, keepdims=True), state["scale"])
     rows = differences / lengths
+    if before:
+        assert W.shape == (3, 2)
+        rows = rows @ state["basis"].T
     if constant:
         rows = np.column_stack([rows, np.full(len(X), constant)])
     H = np.zeros((len(X), 3))

@@ -9,28 +9,63 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from dpfedc import DPFedC, stack_sites
+from dpfedc import DPFedC
 from dpfedc.evaluation.metrics import clustering_accuracy
 
+pytestmark = pytest.mark.filterwarnings("ignore::dpfedc.errors.UtilityWarning")
+
+NO_NOISE = {"epsilon": None}
 VARIANTS = {
-    "default": {},
-    "memberships decide": {"refine_rounds": 0},
-    "constant feature": {"constant_feature": 0.5},
-    "neither centred nor scaled": {"center": False, "scale": False},
-    "several local steps": {"extra_steps": 4, "sites_per_round": 5},
-    "published": {"variant": "published", "n_rounds": 10},
-    "published, some sites": {"variant": "published", "n_rounds": 10, "sites_per_round": 4},
+    "no noise": NO_NOISE,
+    "memberships decide": {**NO_NOISE, "refine_rounds": 0},
+    "constant feature": {**NO_NOISE, "constant_feature": 0.5},
+    "neither centred nor scaled": {**NO_NOISE, "center": False, "scale": False},
+    "several local steps": {**NO_NOISE, "extra_steps": 4, "sites_per_round": 5},
+    "subspace": {**NO_NOISE, "subspace": 1, "center": False, "scale": False},
+    "private": {},
+    "private, little noise": {"epsilon": 20.0},
+    "private, lengths": {"epsilon": 20.0, "refine_rounds": 0},
+    "private, declared": {
+        "epsilon": 20.0,
+        "feature_ranges": [[-5, 15], [-5, 15]],
+        "trust": "secure-aggregation",
+    },
+    "private, several local steps": {
+        "epsilon": 20.0,
+        "norm_bound": 20.0,
+        "extra_steps": 4,
+        "sites_per_round": 5,
+        "trust": "trusted-server",
+    },
+    "private, subspace": {"epsilon": 20.0, "subspace": 1},
+    "published": {**NO_NOISE, "variant": "published", "n_rounds": 10},
+    "published, some sites": {
+        **NO_NOISE,
+        "variant": "published",
+        "n_rounds": 10,
+        "sites_per_round": 4,
+    },
 }
 MEASURES = {"objective", "stationarity_h", "stationarity_w", "hard_share"}
+
+
+def expected_failed_checks(estimator):
+    """Return the checks that cannot hold; the suite fails if one of them passes."""
+    if estimator.epsilon == 1.0:
+        reason = "asks for a good clustering of 50 records, which epsilon 1 hides in noise"
+        return {"check_clustering": reason}
+    return {}
 
 
 @parametrize_with_checks(
     [
         DPFedC(),
-        DPFedC(n_clusters=3, n_rounds=5, refine_rounds=0, diagnostics=True),
-        DPFedC(variant="published", n_clusters=3, n_rounds=5),
+        DPFedC(epsilon=20.0),  # all of the default but its noise
+        DPFedC(epsilon=None),
+        DPFedC(n_clusters=3, epsilon=None, n_rounds=5, refine_rounds=0, diagnostics=True),
+        DPFedC(variant="published", epsilon=None),
     ],
-    expected_failed_checks=lambda estimator: {},  # none
+    expected_failed_checks=expected_failed_checks,
 )
 def test_scikit_learn_contract(estimator, check):
     check(estimator)
@@ -62,11 +97,19 @@ def test_labels_are_what_predict_and_transform_say(fit):
 def test_centres_are_in_the_units_of_the_data(fit):
     model, X, _ = fit
     assert model.cluster_centers_.shape == (3, 2)
-    if model.variant == "normalized":
-        for cluster in np.unique(model.labels_):
-            mean = X[model.labels_ == cluster].mean(axis=0)
-            if model.center:  # otherwise records are clipped to norm 1
-                assert np.linalg.norm(model.cluster_centers_[cluster] - mean) < 1.5
+    if model.variant == "published" or not model.center:
+        return
+    if model.epsilon is not None and model.refine_rounds == 0:
+        # Only lengths were released: a centre lies along its direction, within the scale.
+        inside = (model.cluster_centers_ - model.model_.center) / model.model_.scale
+        lengths = np.linalg.norm(inside, axis=1, keepdims=True)
+        np.testing.assert_allclose(inside, lengths * model.model_.directions, atol=1e-12)
+        assert 0.1 < lengths.max() <= 1 + 1e-12
+        return
+    for cluster in np.unique(model.labels_):
+        mean = X[model.labels_ == cluster].mean(axis=0)
+        if model.epsilon != 1.0:  # at 1 the means drown in noise
+            assert np.linalg.norm(model.cluster_centers_[cluster] - mean) < 1.5
 
 
 def test_score_is_minus_the_kmeans_cost(fit):
@@ -92,12 +135,13 @@ def test_the_history_holds_the_diagnostics(fit):
 
 def test_without_diagnostics_nothing_exact_is_kept(blobs):
     X, y, sites = blobs
-    model = DPFedC(n_clusters=3, random_state=0).fit(X, y, sites=sites)
+    settings = {"n_clusters": 3, "epsilon": None, "random_state": 0}
+    model = DPFedC(**settings).fit(X, y, sites=sites)
     assert all(not entry.diagnostics for entry in model.history_.rounds)
     assert model.history_.series("objective") == ([], [])
     assert not any("exact" in stamp for stamp in model.history_.stamps)
     assert "no noise was added: not private" in model.history_.stamps
-    unlabelled = DPFedC(n_clusters=3, random_state=0, diagnostics=True).fit(X, sites=sites)
+    unlabelled = DPFedC(**settings, diagnostics=True).fit(X, sites=sites)
     assert unlabelled.history_.series("accuracy") == ([], [])
     assert unlabelled.history_.series("objective")[1]
     # Watching changes nothing.
@@ -170,7 +214,9 @@ def test_clone_keeps_settings_and_forgets_the_fit(blobs):
     )
 
 
-@pytest.mark.parametrize("settings", [{}, {"variant": "published", "n_rounds": 8}])
+@pytest.mark.parametrize(
+    "settings", [{}, NO_NOISE, {**NO_NOISE, "variant": "published", "n_rounds": 8}]
+)
 def test_a_seed_fixes_the_result(blobs, settings):
     X, _, sites = blobs
     X = abs(X)
@@ -198,28 +244,41 @@ def test_no_sites_means_one_site(blobs):
 
 
 @pytest.mark.parametrize("center", [True, False])
-def test_nonnegative_data_get_nonnegative_centres(rng, center):
+@pytest.mark.parametrize("epsilon", [None, 1.0])
+@pytest.mark.parametrize("subspace", [None, 2])
+def test_nonnegative_data_get_nonnegative_centres(rng, center, epsilon, subspace):
     X = rng.exponential(size=(200, 4)) * (rng.random((200, 4)) < 0.3)
-    settings = {"n_clusters": 4, "center": center, "refine_rounds": 0, "random_state": 0}
+    settings = {"n_clusters": 4, "epsilon": epsilon, "center": center, "subspace": subspace,
+                "refine_rounds": 0, "random_state": 0}  # fmt: skip
     model = DPFedC(nonnegative=True, **settings).fit(X, sites=np.arange(200) % 7)
     assert model.cluster_centers_.min() >= 0
-    if not center:
+    if not center and subspace is None:
         assert model.model_.directions.min() >= 0
         assert DPFedC(**settings).fit(X).model_.directions.min() < 0
 
 
-def test_rounds_are_reported_as_they_happen(blobs):
+@pytest.mark.parametrize(
+    ("settings", "first"),
+    [
+        (NO_NOISE, ["mean", "scale"]),
+        ({}, ["bound", "mean", "scale"]),
+        ({"norm_bound": 5.0, "subspace": 2}, ["mean", "scale", "subspace"]),
+        ({"feature_ranges": [[0, 9], [0, 9]], "center": False}, ["scale"]),
+    ],
+)
+def test_rounds_are_reported_as_they_happen(blobs, settings, first):
     X, _, sites = blobs
     heard = []
     model = DPFedC(
         n_clusters=3, n_rounds=6, sites_per_round=4, random_state=0,
-        on_round=lambda *news: heard.append(news),
+        on_round=lambda *news: heard.append(news), **settings,
     ).fit(X, sites=sites)  # fmt: skip
     assert tuple(entry for entry, _ in heard) == model.history_.rounds
     assert {total for _, total in heard} == {model.n_iter_}
     stages = [entry.stage for entry, _ in heard]
-    assert stages[:2] == ["mean", "scale"]
-    assert stages.count("factorisation") == 6
+    assert stages[: len(first)] == first
+    assert stages[len(first) :][:6] == ["factorisation"] * 6
+    assert set(stages[len(first) :][6:]) == {"centres"}
     assert [entry.n_sites for entry, _ in heard if entry.stage == "factorisation"] == [4] * 6
 
 
@@ -231,11 +290,3 @@ def test_fit_leaves_the_data_alone(blobs):
         DPFedC(n_clusters=3, random_state=0, **{**settings, "n_rounds": 3}).fit(X, sites=sites)
     np.testing.assert_array_equal(X, kept)
     np.testing.assert_array_equal(sites, ids)
-
-
-def test_stacked_sites_can_be_fitted(blobs):
-    X, _, sites = blobs
-    stacked, ids = stack_sites([X[sites == i] for i in range(10)])
-    expected = DPFedC(n_clusters=3, random_state=0).fit(X, sites=sites)
-    model = DPFedC(n_clusters=3, random_state=0).fit(stacked, sites=ids)
-    np.testing.assert_array_equal(model.cluster_centers_, expected.cluster_centers_)

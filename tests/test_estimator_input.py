@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpfedc import DPFedC, stack_sites
-from dpfedc.errors import DPFedCError, InvalidInput, OutsideConditions
+from dpfedc.errors import DPFedCError, InvalidInput, OutsideConditions, UtilityWarning
 
 X = np.random.default_rng(0).normal(size=(20, 2))
 
@@ -67,10 +67,11 @@ def test_equal_rows_are_equal_however_they_are_multiplied(shape, dtype):
 
 def test_duplicates_are_fine_while_enough_rows_differ():
     data = np.repeat(X[:4], 30, axis=0)
-    labels = DPFedC(n_clusters=2, random_state=0).fit(data).labels_
+    labels = DPFedC(n_clusters=2, epsilon=None, random_state=0).fit(data).labels_
     assert len(np.unique(labels[:30])) == 1
     rare = np.concatenate([np.repeat(X[:1], 1000, axis=0), X[1:4]])
-    assert DPFedC(n_clusters=4, random_state=0).fit(rare).cluster_centers_.shape == (4, 2)
+    model = DPFedC(n_clusters=4, epsilon=None, random_state=0).fit(rare)
+    assert model.cluster_centers_.shape == (4, 2)
 
 
 BAD_SETTINGS = {
@@ -91,6 +92,22 @@ BAD_SETTINGS = {
     "momentum": [(1.0, ">= 0 and < 1"), (-0.1, ">= 0 and < 1")],
     "constant_feature": [(-1, ">= 0")],
     "gradient_bound": [(0, "> 0")],
+    "norm_bound": [(0, "> 0"), ("large", "> 0"), (np.inf, "> 0"), (None, "> 0")],
+    "subspace": [(0, "from 1 to 2"), (3, "from 1 to 2"), (1.5, "from 1 to 2"), ("yes", "whole")],
+    "sampling_probability": [(0, "> 0 and <= 1"), (1.5, "> 0 and <= 1"), ("half", "<= 1")],
+    "min_survivors": [(0, ">= 1"), (2.5, "whole number >= 1")],
+    "colluding_sites": [(-1, ">= 0"), (None, "whole number >= 0")],
+    "center": [(1, "True or False"), ("no", "True or False"), (None, "True or False")],
+    "scale": [(0.5, "True or False"), ("auto", "True or False")],
+    "nonnegative": [(1, "True or False"), (np.array([True]), "True or False")],
+    "diagnostics": [("yes", "True or False"), (0, "True or False")],
+    "feature_ranges": [
+        (np.ones((3, 2)), "shape (2, 2) with least < largest in every row, got shape (3, 2)"),
+        (np.ones((2, 2)), "least < largest in every row, got [1. 1.] in row 0"),
+        (np.array([[0, 1], [0, np.inf]]), "finite numbers of shape (2, 2)"),
+        (np.array([[0, 1], [np.nan, 2]]), "in row 1"),
+        ("wide", "finite numbers of shape (2, 2)"),
+    ],
     "init": [
         (np.ones((2, 2)), r"shape (3, 2), got (2, 2)"),
         (np.full((3, 2), np.inf), "finite"),
@@ -115,9 +132,46 @@ def test_bad_settings(name, value, expected):
     assert not hasattr(model, "cluster_centers_")
 
 
-def test_private_fitting_of_the_default_variant_is_not_there_yet():
-    with pytest.raises(InvalidInput, match=r"epsilon must be None .*got 1\.0.*not available yet"):
-        DPFedC(n_clusters=3, epsilon=1.0).fit(X)
+@pytest.mark.parametrize("truth", [True, np.True_, False, np.False_])
+def test_booleans_of_either_kind_are_taken(truth):
+    settings = {"center": truth, "scale": truth, "diagnostics": truth, "nonnegative": truth}
+    model = DPFedC(n_clusters=3, epsilon=None, n_rounds=2, random_state=0, **settings)
+    model.fit(abs(X))
+    assert model.history_.settings["center"] is bool(truth)
+
+
+def test_a_subspace_has_no_constant_feature():
+    with pytest.raises(InvalidInput, match=r"subspace must be None or 'auto' .*got 1"):
+        DPFedC(n_clusters=3, subspace=1, constant_feature=0.5).fit(X)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"min_survivors": 5}, "min_survivors must be from 1 to 4, got 5"),
+        ({"min_survivors": 2, "colluding_sites": 2}, "min_survivors must be from 3 to 4, got 2"),
+        ({"colluding_sites": 4}, "colluding_sites must be from 0 to 3, got 4"),
+        (
+            {"colluding_sites": 2, "sites_per_round": 2},
+            "more survivors than colluding_sites=2, got 2",
+        ),
+    ],
+)
+def test_secure_aggregation_needs_enough_honest_sites(settings, message):
+    model = DPFedC(n_clusters=3, trust="secure-aggregation", **settings)
+    with pytest.raises(InvalidInput, match=message):
+        model.fit(X, sites=np.arange(20) % 4)
+
+
+def test_poor_results_are_announced():
+    rng = np.random.default_rng(3)
+    data = rng.normal(size=(2000, 2))
+    with pytest.warns(UtilityWarning, match=r"likely to swamp the clusters: .* expected below"):
+        DPFedC(n_clusters=3, random_state=0).fit(X)
+    with pytest.warns(UtilityWarning, match=r"well below 1 / n_records = 0\.0005, got 0\.001"):
+        DPFedC(n_clusters=3, epsilon=8.0, delta=1e-3, random_state=0).fit(data)
+    DPFedC(n_clusters=3, epsilon=8.0, random_state=0).fit(data)  # nothing to announce
+    DPFedC(n_clusters=3, epsilon=None, delta=0.5, random_state=0).fit(X)
 
 
 def test_published_noise_needs_a_gradient_bound():
@@ -155,12 +209,12 @@ def test_bad_site_ids(sites, message):
 
 def test_mismatched_labels():
     with pytest.raises(InvalidInput, match=r"expected shape \(20,\), got \(3,\)"):
-        DPFedC(n_clusters=3, diagnostics=True).fit(X, np.ones(3))
+        DPFedC(n_clusters=3, epsilon=None, diagnostics=True).fit(X, np.ones(3))
 
 
 @pytest.mark.parametrize("call", ["predict", "transform", "score"])
 def test_other_features_than_fitted(call):
-    model = DPFedC(n_clusters=3, random_state=0).fit(X)
+    model = DPFedC(n_clusters=3, epsilon=None, random_state=0).fit(X)
     with pytest.raises(ValueError, match="has 1 features, but DPFedC is expecting 2"):
         getattr(model, call)(X[:, :1])
 

@@ -9,10 +9,11 @@ from threadpoolctl import threadpool_limits
 
 from dpfedc import DPFedC
 
-SMALL_STEPS = {"clip_norm": 0.1, "step": 1.0}
+NO_NOISE = {"epsilon": None}
+SMALL_STEPS = {**NO_NOISE, "clip_norm": 0.1, "step": 1.0}
 
 
-@pytest.mark.parametrize("settings", [SMALL_STEPS, {"variant": "published"}])
+@pytest.mark.parametrize("settings", [SMALL_STEPS, {**NO_NOISE, "variant": "published"}])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_objective_falls_on_blobs(blobs, settings, seed):
     X, _, sites = blobs
@@ -24,7 +25,7 @@ def test_the_objective_falls_on_blobs(blobs, settings, seed):
 
 def test_the_objective_falls_on_images():
     X, _ = load_digits(return_X_y=True)
-    model = DPFedC(n_clusters=10, n_rounds=15, random_state=0, diagnostics=True)
+    model = DPFedC(n_clusters=10, epsilon=None, n_rounds=15, random_state=0, diagnostics=True)
     _, objective = model.fit(X[:600], sites=np.arange(600) % 10).history_.series("objective")
     assert objective[-1] < 0.85 * objective[0]
     assert np.mean(np.diff(objective) < 0) > 0.8
@@ -33,9 +34,9 @@ def test_the_objective_falls_on_images():
 def test_the_units_of_the_data_do_not_matter(blobs):
     """Powers of two scale every number exactly, so nothing may change but the exponent."""
     X, _, sites = blobs
-    expected = DPFedC(n_clusters=3, random_state=0).fit(X, sites=sites)
+    expected = DPFedC(n_clusters=3, epsilon=None, random_state=0).fit(X, sites=sites)
     for size in (2.0**-60, 2.0**60):
-        model = DPFedC(n_clusters=3, random_state=0).fit(size * X, sites=sites)
+        model = DPFedC(n_clusters=3, epsilon=None, random_state=0).fit(size * X, sites=sites)
         np.testing.assert_array_equal(model.labels_, expected.labels_)
         np.testing.assert_array_equal(model.cluster_centers_ / size, expected.cluster_centers_)
 
@@ -45,8 +46,8 @@ def test_a_common_shift_does_not_matter(blobs, dtype):
     X, y, sites = blobs
     for shift in (-1e4, 100.0, 1e4):
         shifted = (X + shift).astype(dtype)
-        labels = DPFedC(n_clusters=3, random_state=0).fit(shifted, sites=sites).labels_
-        assert adjusted_rand_score(y, labels) > 0.95
+        model = DPFedC(n_clusters=3, epsilon=None, random_state=0).fit(shifted, sites=sites)
+        assert adjusted_rand_score(y, model.labels_) > 0.95
 
 
 def test_public_centres_are_where_the_run_starts(rng):
@@ -61,8 +62,9 @@ def test_public_centres_are_where_the_run_starts(rng):
             ).fit(X)
             np.testing.assert_array_equal(np.array(order)[model.labels_], y)
     published = DPFedC(
-        n_clusters=4, variant="published", n_rounds=1, init=truth, extra_steps=0, random_state=0
-    ).fit(X)
+        n_clusters=4, variant="published", n_rounds=1, init=truth, extra_steps=0, random_state=0,
+        epsilon=None,
+    ).fit(X)  # fmt: skip
     np.testing.assert_allclose(published.model_.directions, truth, atol=2)
 
 
@@ -88,7 +90,7 @@ def test_blobs_are_found_as_by_kmeans():
                 for seed in range(2):
                     X, y = separated_blobs(m, k, seed)
                     sites = np.arange(len(X)) % 10
-                    ours = DPFedC(n_clusters=k, random_state=seed).fit(X, sites=sites)
+                    ours = DPFedC(n_clusters=k, epsilon=None, random_state=seed).fit(X, sites=sites)
                     theirs = KMeans(k, n_init=5, random_state=seed).fit(X)
                     shares.append(
                         adjusted_rand_score(y, ours.labels_)

@@ -8,27 +8,40 @@ import pytest
 from sklearn.datasets import load_digits
 
 from dpfedc import DPFedC
-from dpfedc.errors import DPFedCError, InvalidInput
+from dpfedc.errors import DPFedCError
 from dpfedc.federation.in_process import Sites, run
-from dpfedc.methods.centres import Centres
+from dpfedc.methods.centres import Centres, Lengths
 from dpfedc.methods.dp_fedc import Factorization
-from dpfedc.methods.preprocessing import Mean, Scale
+from dpfedc.methods.preprocessing import Bound, Mean, Scale, Subspace
 from dpfedc.methods.protocol import SiteBatch, Stage
 from dpfedc.methods.published import Published
 from dpfedc.privacy.mechanism import Gate, RecordSum, Released
+from dpfedc.privacy.noise import SimulatedNoise
+from dpfedc.privacy.sampling import dealt_by_slot
 from dpfedc.randomness import Randomness
 from dpfedc.settings import Penalty
 
 RANDOMNESS = Randomness(3)
-GATE = Gate(RANDOMNESS, "test")
+GATE = Gate(RANDOMNESS, SimulatedNoise(RANDOMNESS))
 METHODS = {
+    "bound": Bound(5.0),
     "mean": Mean(),
+    "mean, clipped": Mean(),
     "scale": Scale(),
+    "scale, clipped": Scale(),
+    "subspace": Subspace(3),
     "one step": Factorization(4, 1),
     "one step, constant": Factorization(4, 1, constant=0.5),
+    "one step in a subspace": Factorization(4, 1),
     "four steps": Factorization(4, 1, extra_steps=3, penalty=Penalty(centroid_ridge=0.2)),
+    "four steps in a subspace": Factorization(4, 1, extra_steps=3),
     "memberships": Centres(4),
+    "memberships, clipped": Centres(4, bounded=True, constant=0.5),
+    "memberships in a subspace": Centres(4, bounded=True),
     "nearest centres": Centres(4, n_rounds=3, refine=True),
+    "lengths": Lengths(4),
+    "lengths, constant": Lengths(4, constant=0.5),
+    "lengths in a subspace": Lengths(4),
 }
 
 
@@ -44,13 +57,16 @@ def hundred_sites():
     return X, offsets
 
 
-def state_before(method, X, offsets):
+def state_before(method, X, offsets, name=""):
     """Return a state in which the method can work: the stages before it have been run."""
     sites = Sites.of(X, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)))
     before = [Stage(Mean()), Stage(Scale())]
-    if isinstance(method, Centres):
-        before.append(Stage(Factorization(4, 3)))
-    state = run(before, sites, GATE, randomness=RANDOMNESS)
+    if "in a subspace" in name:
+        before.append(Stage(Subspace(3)))
+    if isinstance(method, Centres | Lengths):
+        before.append(Stage(Factorization(4, 3, constant=method.constant)))
+    declared = {"bound": np.asarray(4.0)} if "clipped" in name else {}
+    state = run(before, sites, GATE, randomness=RANDOMNESS, state=declared)
     state = method.start(state, sites.public, RANDOMNESS)
     if isinstance(method, Mean):
         state = {**state, "center": np.ones(X.shape[1])}
@@ -64,15 +80,16 @@ def batch_of(method, state, X, offsets, sites, present=None):
 
 
 def released(method, state, batch, t=1):
-    contribution = method.local(batch, state, t, RANDOMNESS)
-    return GATE.release(contribution, batch, stage=method.name, t=t)
+    dealing = GATE.deal(batch, stage=method.name, t=t, n_parts=method.n_parts(t))
+    contribution = method.local(batch, state, t, dealing, RANDOMNESS)
+    return GATE.release(contribution, batch, dealing, stage=method.name, t=t)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_batch_of_a_hundred_sites_equals_a_hundred_batches_of_one(hundred_sites, name):
     X, offsets = hundred_sites
     method = METHODS[name]
-    state = state_before(method, X, offsets)
+    state = state_before(method, X, offsets, name)
     t = 2 if name == "nearest centres" else 1
     everyone = batch_of(method, state, X, offsets, np.arange(100))
     together = released(method, state, everyone, t)
@@ -94,17 +111,18 @@ def test_published_sites_do_not_see_each_other(hundred_sites, t):
                        noise_rule=lambda steps, q, eta: q / eta)  # fmt: skip
     state = state_before(method, X, offsets)
     everyone = batch_of(method, state, X, offsets, np.arange(100))
-    together = method.local(everyone, state, t, RANDOMNESS)
+    dealing = dealt_by_slot(everyone, 1)
+    together = method.local(everyone, state, t, dealing, RANDOMNESS)
     total = 0.0
     for i, (a, b) in enumerate(pairwise(offsets)):
         batch = batch_of(method, state, X[a:b], [0, b - a], [i])
-        alone = method.local(batch, state, t, RANDOMNESS)
+        alone = method.local(batch, state, t, dealing, RANDOMNESS)
         np.testing.assert_allclose(together.values[i], alone.values[0], rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(together.noise_std[i], alone.noise_std[0], rtol=1e-10)
         np.testing.assert_allclose(everyone.memory["H"][a:b], batch.memory["H"], atol=1e-12)
-        total = total + GATE.release(alone, batch, stage=method.name, t=t).value
+        total = total + GATE.release(alone, batch, dealing, stage=method.name, t=t).value
     # Each site draws its own noise, so the noisy sums agree too.
-    value = GATE.release(together, everyone, stage=method.name, t=t).value
+    value = GATE.release(together, everyone, dealing, stage=method.name, t=t).value
     np.testing.assert_allclose(value, total, rtol=1e-9, atol=1e-9)
 
 
@@ -114,7 +132,7 @@ def test_a_null_record_contributes_nothing(hundred_sites, name, overflows):
     """It keeps its slot and its count, whatever its row holds, even if its norm overflows."""
     X, offsets = hundred_sites
     method = METHODS[name]
-    state = state_before(method, X, offsets)
+    state = state_before(method, X, offsets, name)
     t = 2 if name == "nearest centres" else 1
     present = np.ones(len(X), dtype=bool)
     nulls = [0, 17, len(X) - 1]
@@ -132,7 +150,7 @@ def test_a_null_record_contributes_nothing(hundred_sites, name, overflows):
     np.testing.assert_allclose(values[2], values[0], rtol=1e-12, atol=1e-12)
     everyone = released(method, state, batch_of(method, state, X, offsets, np.arange(100)), t)
     assert np.abs(everyone.value - values[0]).max() > 1e-6
-    if name != "four steps":
+    if "four steps" not in name:
         # Nulls are as good as gone: the same sum over the other records alone.
         kept = X[present]
         alone = released(method, state, batch_of(method, state, kept, [0, len(kept)], [0]), t)
@@ -143,7 +161,7 @@ def test_a_null_record_contributes_nothing(hundred_sites, name, overflows):
 def test_a_record_that_overflows_counts_as_null(hundred_sites, name):
     X, offsets = hundred_sites
     method = METHODS[name]
-    state = state_before(method, X, offsets)
+    state = state_before(method, X, offsets, name)
     changed, present = X.copy(), np.ones(len(X), dtype=bool)
     changed[[3, 90]], present[[3, 90]] = 1e200, False
     t = 2 if name == "nearest centres" else 1
@@ -176,7 +194,8 @@ def test_nothing_but_the_gate_makes_a_released_value():
     with pytest.raises(TypeError):
         Released(np.ones(3), 1, 10)
     batch = SiteBatch(np.ones((2, 1)), np.array([0, 2]), np.array([0]))
-    out = GATE.release(RecordSum(np.ones(2), 1.0, np.sum), batch, stage="test", t=1)
+    contribution = RecordSum(np.ones(2), 1.0, np.sum)
+    out = GATE.release(contribution, batch, dealt_by_slot(batch, 1), stage="test", t=1)
     assert float(out.value) == 2
     with pytest.raises((ValueError, TypeError)):
         dataclasses.replace(out, value=np.zeros(3))
@@ -185,10 +204,19 @@ def test_nothing_but_the_gate_makes_a_released_value():
 
 
 RUNS = {
-    "default": {},
-    "some sites": {"sites_per_round": 4, "n_rounds": 12},
-    "several steps": {"sites_per_round": 4, "n_rounds": 6, "extra_steps": 4},
-    "published": {"variant": "published", "sites_per_round": 4, "n_rounds": 6},
+    "no noise": {"epsilon": None},
+    "some sites": {"epsilon": None, "sites_per_round": 4, "n_rounds": 12},
+    "several steps": {"epsilon": None, "sites_per_round": 4, "n_rounds": 6, "extra_steps": 4},
+    "private": {"epsilon": 8.0},
+    "private, memberships": {"epsilon": 8.0, "refine_rounds": 0, "trust": "trusted-server"},
+    "private, some sites": {
+        "epsilon": 8.0, "sites_per_round": 4, "n_rounds": 6, "extra_steps": 4,
+        "trust": "secure-aggregation",
+    },
+    "private, some records": {
+        "epsilon": 8.0, "n_rounds": 4, "extra_steps": 2, "sampling_probability": 0.5,
+    },
+    "published": {"epsilon": None, "variant": "published", "sites_per_round": 4, "n_rounds": 6},
     "published, noise": {
         "variant": "published", "sites_per_round": 4, "n_rounds": 4, "extra_steps": 1,
         "epsilon": 50.0, "gradient_bound": 1.0,
@@ -213,6 +241,21 @@ def test_the_order_of_sites_does_not_matter(blobs, rng, name):
         np.testing.assert_array_equal(model.labels_, expected.labels_[order])
 
 
+def test_rounds_say_how_they_were_protected(blobs):
+    X, _, sites = blobs
+    model = fitted(X, sites, epsilon=8.0, sites_per_round=4, n_rounds=3, clip_norm=0.2)
+    planned = {r["stage"]: r for r in model.history_.results["privacy_plan"]["releases"]}
+    for entry in model.history_.rounds:
+        release, z = entry.release, planned[entry.stage]["noise_multiplier"]
+        assert release["noise_multiplier"] == z
+        assert release["sampling_probability"] == 1
+        std = z * release["sensitivity"] * np.sqrt(entry.n_sites)  # every site adds its own
+        assert release["noise_std"] == pytest.approx(std)
+        if entry.stage == "factorisation":
+            assert release["sensitivity"] == 0.2
+    assert all(not entry.release for entry in fitted(X, sites, epsilon=None).history_.rounds)
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_the_names_of_sites_do_not_matter(blobs, name):
     X, _, sites = blobs
@@ -227,7 +270,7 @@ def test_the_names_of_sites_do_not_matter(blobs, name):
 def test_with_all_sites_in_every_round_sites_may_swap_names(blobs, rng):
     X, _, sites = blobs
     # Sums are rounded differently, and large steps would blow that up.
-    settings = {"clip_norm": 0.1, "step": 1.0, "n_rounds": 20}
+    settings = {"epsilon": None, "clip_norm": 0.1, "step": 1.0, "n_rounds": 20}
     expected = fitted(X, sites, **settings).cluster_centers_
     got = fitted(X, rng.permutation(10)[sites], **settings).cluster_centers_
     np.testing.assert_allclose(got, expected, rtol=1e-9)
@@ -242,48 +285,9 @@ def test_how_records_are_dealt_does_not_matter():
         two_digits[rows] = shard % 20
     assert max(len(np.unique(y[two_digits == i])) for i in range(20)) <= 4
     iid = np.random.default_rng(0).permutation(len(X)) % 20
+    model = DPFedC(n_clusters=10, epsilon=None, n_rounds=15, random_state=1)
     centres = [
-        DPFedC(n_clusters=10, n_rounds=15, random_state=1).fit(X, sites=sites).cluster_centers_
-        for sites in (two_digits, iid, None)
+        model.fit(X, sites=sites).cluster_centers_.copy() for sites in (two_digits, iid, None)
     ]
     np.testing.assert_allclose(centres[1], centres[0], atol=1e-6)
     np.testing.assert_allclose(centres[2], centres[0], atol=1e-6)
-
-
-def test_sites_are_grouped_in_sorted_order():
-    X = np.arange(12.0).reshape(6, 2)
-    sites = Sites.of(X, ["b", "a", "b", "c", "a", "b"])
-    assert sites.names.tolist() == ["a", "b", "c"]
-    assert sites.offsets.tolist() == [0, 2, 5, 6]
-    assert sites.row_order.tolist() == [1, 4, 0, 2, 5, 3]
-    np.testing.assert_array_equal(sites.X, X[sites.row_order])
-    batch = sites.batch(np.array([0, 2]), {"H": sites.X * 2})
-    np.testing.assert_array_equal(batch.X, X[[1, 4, 3]])
-    np.testing.assert_array_equal(batch.memory["H"], 2 * batch.X)
-    assert batch.offsets.tolist() == [0, 2, 3]
-
-
-def test_what_a_site_remembers_goes_back_to_its_rows():
-    X = np.arange(12.0).reshape(6, 2)
-    sites = Sites.of(X, [0, 0, 1, 1, 1, 2])
-    first = X * 10
-    memory = {"H": first}
-    batch = sites.batch(np.array([0, 2]), memory)
-    batch.memory["H"] = batch.memory["H"] + 1
-    sites.remember(batch, memory)
-    expected = X * 10
-    expected[[0, 1, 5]] += 1
-    np.testing.assert_array_equal(memory["H"], expected)
-    np.testing.assert_array_equal(first, X * 10)  # the caller's array is left alone
-
-
-def test_sorted_rows_are_not_copied():
-    X = np.ones((6, 2))
-    assert Sites.of(X).X is X
-    assert Sites.of(X, [0, 0, 1, 1, 1, 2]).X is X
-
-
-@pytest.mark.parametrize("sites", [[0, 1], [[0, 1, 2]], "abc", 5])
-def test_mismatched_site_ids_are_refused(sites):
-    with pytest.raises(InvalidInput, match=r"one id per record: expected shape \(4,\), got"):
-        Sites.of(np.ones((4, 2)), sites)

@@ -118,6 +118,62 @@ def test_the_standardised_view_equals_the_records_it_stands_for(rng, dtype, cons
     np.testing.assert_array_equal(before[1], V)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("scale", [None, 0.01, 2.0])
+@pytest.mark.parametrize("dimensions", [1, 3, 5])
+def test_a_view_with_a_basis_equals_explicit_projection(rng, dtype, scale, dimensions):
+    X, center = rng.standard_normal((30, 5)) + 1, rng.standard_normal(5)
+    basis = np.linalg.qr(rng.standard_normal((5, dimensions)))[0].T
+    rows = formed_by_loop(X, center, scale, 0.0)
+    formed = np.array([[sum(b * row) for b in basis] for row in rows])
+    view = Standardized.of(
+        X.astype(dtype),
+        center=center.astype(dtype),
+        scale=None if scale is None else np.asarray(scale, dtype),
+        basis=basis.astype(dtype),
+    )
+    assert view.n_features == dimensions
+    W, V = rng.standard_normal((3, dimensions)), rng.standard_normal((30, 3))
+    index = np.array([7, 0, 29, 7])
+    room = {"rtol": 1e-4, "atol": 1e-5} if dtype == np.float32 else {"rtol": 1e-11, "atol": 1e-13}
+    for got, expected in (
+        (view.squared_norms, (formed**2).sum(axis=1)),
+        (view.products(W.astype(dtype)), formed @ W.T),
+        (view.weighted_sums(V.astype(dtype)), V.T @ formed),
+        (view.rows(index), formed[index]),
+    ):
+        assert got.dtype == dtype
+        np.testing.assert_allclose(got, expected, **room)
+    if dimensions == 5:  # nothing is lost: lengths are those of the records themselves
+        np.testing.assert_allclose(view.squared_norms, (rows**2).sum(axis=1), **room)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("chunk", [1, 7, 30, 4096])
+def test_the_second_moment_equals_the_loop(rng, monkeypatch, dtype, chunk):
+    monkeypatch.setattr(standardized, "CHUNK", chunk)
+    X, center, weights = rng.standard_normal((30, 4)) + 1, rng.standard_normal(4), rng.random(30)
+    weights[3] = 0
+    rows = formed_by_loop(X, center, 1.5, 0.0)
+    expected = sum(w * np.outer(row, row) for w, row in zip(weights, rows, strict=True))
+    view = Standardized.of(
+        X.astype(dtype), center=center.astype(dtype), scale=np.asarray(1.5, dtype)
+    )
+    got = view.second_moment(weights.astype(dtype))
+    assert got.dtype == dtype
+    np.testing.assert_allclose(got, expected, rtol=1e-4 if dtype == np.float32 else 1e-12)
+
+
+@pytest.mark.parametrize("basis", [None, np.eye(2, 3)])
+def test_a_record_whose_norm_overflows_is_known_by_it(basis):
+    X = np.array([[1e200, 0.0, 1.0], [1.0, 2.0, 2.0]])
+    with np.errstate(over="ignore", invalid="ignore"):
+        view = Standardized.of(X, center=np.zeros(3), scale=np.asarray(6.0), basis=basis)
+    assert not np.isfinite(view.squared_norms[0])
+    assert view.squared_norms[1] == pytest.approx((5 if basis is not None else 9) / 36)
+    assert np.isfinite(view.rows(np.array([0, 1]))).all()
+
+
 def test_centered_norms_do_not_depend_on_the_chunks(rng, monkeypatch):
     X, center = rng.standard_normal((23, 3)) + 100, np.full(3, 100.0)
     expected = np.linalg.norm(X - center, axis=1)
@@ -150,6 +206,9 @@ def test_cluster_means_leave_an_empty_cluster_where_it_was():
     before = np.arange(8.0).reshape(4, 2)
     means = cluster_means(sums, counts, before)
     np.testing.assert_array_equal(means, [[3, 1], [2, 3], [4, 5], [-3, 0]])
+    # With noise a small count means nothing.
+    means = cluster_means(sums, counts, before, least=1.5)
+    np.testing.assert_array_equal(means, [[3, 1], [2, 3], [4, 5], [6, 7]])
 
 
 def sums_and_counts(X, centres):
@@ -194,6 +253,21 @@ def test_relocation_repairs_what_lloyd_cannot(four_blobs, rng):
     shared = (counts[0] * means[0] + counts[1] * means[1]) / (counts[0] + counts[1])
     np.testing.assert_allclose(moved[0], shared)
     np.testing.assert_array_equal(moved[2], means[2])
+
+
+def test_relocation_needs_a_gain_above_the_noise(four_blobs):
+    _, X = four_blobs
+    stuck = np.array([[-0.5, 0.0], [0.5, 0.0], [10.0, 0.0], [5.0, 10.0]])
+    means, counts, spread = sums_and_counts(X, stuck)
+    arguments = means, counts, spread, np.tile([1.0, 0.0], (4, 1))
+    # Splitting the cluster of two blobs gains its spread over the typical one; merging costs.
+    gain = spread[3] - counts[3] * np.median(spread / counts)
+    a, b = counts[:2]
+    cost = a * b / (a + b) * ((means[0] - means[1]) ** 2).sum()
+    slack = gain - 1.5 * cost
+    assert slack > 0
+    assert not np.array_equal(relocated_centres(*arguments, noise=0.999 * slack), means)
+    np.testing.assert_array_equal(relocated_centres(*arguments, noise=1.001 * slack), means)
 
 
 def test_relocation_leaves_a_good_solution_alone(four_blobs):

@@ -59,8 +59,19 @@ def test_a_model_survives_the_file(tmp_path, changes):
     assert same(model, ClusterModel.read(path))
 
 
-@pytest.mark.parametrize("settings", [{}, {"refine_rounds": 0}, {"constant_feature": 0.5},
-                                      {"variant": "published"}])  # fmt: skip
+SETTINGS = [
+    {"epsilon": None},
+    {"epsilon": None, "refine_rounds": 0},
+    {"epsilon": None, "constant_feature": 0.5},
+    {"epsilon": None, "variant": "published"},
+    {"epsilon": 8.0},
+    {"epsilon": 8.0, "refine_rounds": 0, "constant_feature": 0.5},
+    {"epsilon": 8.0, "refine_rounds": 0, "subspace": 1},
+    {"epsilon": 50.0, "variant": "published", "extra_steps": 0, "gradient_bound": 0.5},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_fitted_model_predicts_the_same_after_the_file(blobs, tmp_path, settings, dtype):
     X, _, sites = blobs
@@ -70,6 +81,12 @@ def test_a_fitted_model_predicts_the_same_after_the_file(blobs, tmp_path, settin
     model.model_.write(path)
     read = ClusterModel.read(path)
     assert same(model.model_, read)
+    promise = read.about["privacy"]
+    if model.privacy_ is None:
+        assert promise is None
+    else:
+        assert promise == model.privacy_.as_plain()
+        assert promise["epsilon"] <= settings["epsilon"]
     np.testing.assert_array_equal(read.labels(X), model.labels_)
     np.testing.assert_array_equal(read.memberships(X), model.transform(X))
     np.testing.assert_array_equal(read.cluster_centers, model.cluster_centers_)

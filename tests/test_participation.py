@@ -65,6 +65,14 @@ def test_more_sites_than_there_are_is_refused(k, got):
         rounds_of(5, k, 1)
 
 
+def test_a_bad_schedule_is_refused_when_it_is_made():
+    rng = np.random.default_rng(0)
+    with pytest.raises(InvalidInput, match="sites_per_round must be from 1 to 5, got 6"):
+        schedule(5, 6, 1, rng=rng)
+    with pytest.raises(InvalidInput, match="n_rounds must be >= 1, got 0"):
+        schedule(5, 2, 0, rng=rng)
+
+
 def uniformity(counts, n_draws, k):
     """Return the p-value of the counts if every K-subset of the sites is equally likely.
 

@@ -14,6 +14,7 @@ import pytest
 from sklearn.utils import check_random_state
 
 from dpfedc import DPFedC
+from dpfedc.errors import InvalidInput
 from dpfedc.federation.in_process import Sites, run
 from dpfedc.federation.participation import schedule
 from dpfedc.methods.protocol import Stage
@@ -135,7 +136,7 @@ def library(X, sites, randomness, method, per_round):
         history.append((np.asarray(state["W"]).T, H))
         return {}
 
-    run([Stage(method, per_round)], Sites.of(X, sites), Gate(randomness, "test"),
+    run([Stage(method, per_round)], Sites.of(X, sites), Gate(randomness),
         randomness=randomness, on_round=lambda entry: None, diagnose=keep)  # fmt: skip
     return history
 
@@ -171,9 +172,9 @@ def test_ten_rounds_agree_with_the_paper(per_round, G, mu_w):
 
 def fitted(X, sites, seed, **settings):
     """Return the fitted estimator and the randomness that its seed stands for."""
-    model = DPFedC(
-        n_clusters=K_CLUSTERS, variant="published", n_rounds=N_ROUNDS, random_state=seed, **settings
-    ).fit(X, sites=sites)
+    settings = {"epsilon": None, "n_rounds": N_ROUNDS, **settings}
+    model = DPFedC(n_clusters=K_CLUSTERS, variant="published", random_state=seed, **settings)
+    model.fit(X, sites=sites)
     return model, Randomness(int(check_random_state(seed).randint(2**31 - 1)))
 
 
@@ -206,6 +207,29 @@ def test_the_estimator_adds_the_noise_of_theorems_2_and_3():
     np.testing.assert_allclose(model.model_.directions.T, noisy[-1][0], atol=1e-6)
     assert np.abs(noisy[-1][0] - quiet[-1][0]).max() > 1e-2  # the noise is not lost in tolerance
     assert "as published; not a proof" in model.history_.stamps
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sites_without_memberships_cannot_have_this_noise(dtype):
+    """Records on the far side of every centre: H becomes 0, and with it the step constant."""
+    X, sites = federation([30] * 6, seed=3)
+    X[sites >= 4] *= -1
+    settings = {"n_rounds": 1, "epsilon": 5.0, "gradient_bound": 0.5}
+    message = r"overflows in round 1: noise_std must be at most .*, got .* at 2 of 6 sites, where "
+    with pytest.raises(InvalidInput, match=message + "memberships are all near zero"):
+        fitted(X.astype(dtype), sites, 0, **settings)
+    # Without noise such sites leave the centres where they are.
+    model, _ = fitted(X.astype(dtype), sites, 0, **{**settings, "epsilon": None})
+    assert np.isfinite(model.cluster_centers_).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_noise_that_feeds_itself_is_refused_before_it_overflows(dtype):
+    """Large noise makes large centres, these small memberships, and these larger noise."""
+    X, sites = federation([30] * 6, seed=3)
+    settings = {"n_rounds": 40, "epsilon": 1.0, "gradient_bound": 300.0}
+    with pytest.raises(InvalidInput, match=r"the noise of Theorem 2 overflows in round \d+"):
+        fitted(X.astype(dtype), sites, 0, **settings)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 11])

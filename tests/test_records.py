@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from dpfedc import DPFedC
 from dpfedc.errors import DataUnavailable, InvalidInput
+from dpfedc.privacy.accountant import plan_epsilon
+from dpfedc.privacy.plan import PrivacyPlan
 from dpfedc.records import RoundRecord, RunRecord
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -19,6 +21,7 @@ rounds = st.builds(
     n_sites=st.integers(1, 10**6),
     n_records=st.integers(1, 10**9),
     seconds=finite,
+    release=st.dictionaries(st.text(max_size=8), finite, max_size=3),
     diagnostics=st.dictionaries(st.text(max_size=8), finite, max_size=3),
 )
 settings_of_a_run = st.dictionaries(
@@ -38,7 +41,7 @@ runs = st.builds(
 @pytest.fixture
 def record():
     rounds = tuple(
-        RoundRecord(stage, t, 5, 50, 0.01, {"objective": 1.0 / t} if t != 2 else {})
+        RoundRecord(stage, t, 5, 50, 0.01, diagnostics={"objective": 1.0 / t} if t != 2 else {})
         for stage, t in [("mean", 1), ("factorisation", 1), ("factorisation", 2), ("centres", 3)]
     )
     return RunRecord("dp-fedc", "1.2", {"k": 3}, rounds, ("no noise",), {"accuracy": 0.5})
@@ -116,6 +119,31 @@ def test_nothing_is_written_of_a_record_that_cannot_be(record, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_diagnostic_that_is_not_finite_is_written_as_null_and_read_as_nan(value, tmp_path):
+    """It must not cost the user a finished run."""
+    path = tmp_path / "run.jsonl"
+    rounds = (
+        RoundRecord("fit", 1, 1, 1, 0.1, diagnostics={"objective": value, "accuracy": 0.5}),
+        RoundRecord("fit", 2, 1, 1, 0.1, diagnostics={"objective": 2.0}),
+    )
+    RunRecord("m", "1", {}, rounds).write(path)
+    line = json.loads(path.read_text().splitlines()[1])
+    assert line["diagnostics"] == {"objective": None, "accuracy": 0.5}
+    found = RunRecord.read(path)
+    assert np.isnan(found.rounds[0].diagnostics["objective"])
+    assert found.rounds[0].diagnostics["accuracy"] == 0.5
+    assert found.rounds[1] == rounds[1]
+    assert found.series("objective")[0] == [1, 2]
+
+
+def test_what_protects_a_round_must_be_finite(tmp_path):
+    record = RunRecord("m", "1", {}, (RoundRecord("fit", 1, 1, 1, 0.1, {"noise_std": np.inf}),))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        record.write(tmp_path / "run.jsonl")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_history_of_a_fit_can_be_written_whatever_numbers_were_given(blobs, tmp_path):
     """Settings that come from a grid are NumPy scalars."""
     X, y, sites = blobs
@@ -124,12 +152,20 @@ def test_the_history_of_a_fit_can_be_written_whatever_numbers_were_given(blobs, 
         clip_norm=np.float32(0.1), step=np.float64(12), refine_rounds=np.int64(2),
         membership_steps=np.int64(5), extra_steps=np.int64(1), momentum=np.float32(0.5),
         orthogonality=np.float32(0.5), constant_feature=np.float64(0.5), batch_size=np.int8(9),
-        delta=np.float32(1e-5), random_state=np.int64(3), diagnostics=True,
+        delta=np.float32(1e-5), random_state=np.int64(3), diagnostics=np.True_,
+        center=np.True_, scale=np.True_, nonnegative=np.False_, norm_bound=np.float32(12),
+        epsilon=np.float64(20), trust="secure-aggregation", min_survivors=np.int64(4),
+        colluding_sites=np.int8(1), sampling_probability=np.float32(1),
     ).fit(X, y, sites=sites)  # fmt: skip
     path = tmp_path / "run.jsonl"
     model.history_.write(path)
-    assert RunRecord.read(path).rounds == model.history_.rounds
-    assert RunRecord.read(path).settings["random_state"] == 3
+    read = RunRecord.read(path)
+    assert read.rounds == model.history_.rounds
+    assert read.settings["random_state"] == 3
+    assert read.results["privacy"] == model.privacy_.as_plain()
+    plan = PrivacyPlan.from_json(json.dumps(read.results["privacy_plan"]))
+    assert plan_epsilon(plan) == model.privacy_.epsilon <= 20
+    assert (plan.min_survivors, plan.colluding_sites) == (4, 1)
     published = DPFedC(n_clusters=3, variant="published", n_rounds=3, extra_steps=0, random_state=0,
                        epsilon=np.float32(5), gradient_bound=np.float32(1)).fit(abs(X))  # fmt: skip
     published.history_.write(path)

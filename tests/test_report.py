@@ -66,7 +66,9 @@ class Page(HTMLParser):
 def run_record(n_rounds=6, names=("objective", "accuracy"), stamps=(), settings=None):
     values = {"objective": lambda t: 10.0 / t, "accuracy": lambda t: 0.1 * t}
     fit = [
-        RoundRecord("factorisation", t, 4, 90, 0.1, {name: values[name](t) for name in names})
+        RoundRecord(
+            "factorisation", t, 4, 90, 0.1, diagnostics={name: values[name](t) for name in names}
+        )
         for t in range(1, n_rounds + 1)
     ]
     rounds = (RoundRecord("mean", 1, 4, 90, 0.1), *fit)
@@ -81,7 +83,10 @@ def full_content(**changes):
             stamps=("exact, not released",), settings={"seed": None, "privacy": {"epsilon": 1.5}}
         ),
         "summary": ["First sentence.", "Second sentence."],
-        "privacy": ["It is private."],
+        "privacy": ["It is private.", "Not protected: the rest."],
+        "stage_head": ("stage", "rounds"),
+        "stage_rows": [("mean: the middle", "1")],
+        "stage_caption": "What each stage cost",
         "table_rows": [("accuracy", 0.489, np.float64(0.5)), ("records", 12345, None)],
         "centres": rng.random((3, 12)),
         "image_shape": (3, 4),
@@ -237,13 +242,13 @@ def test_page_is_well_formed_and_complete(tmp_path):
         assert len(image["alt"]) > 30
     assert len(page.all("figcaption")) == len(page.all("figure")) == 4
     assert len(page.all("h1")) == len(page.all("main")) == len(page.all("details")) == 1
-    assert len(page.all("caption")) == len(page.all("table")) == 2
+    assert len(page.all("caption")) == len(page.all("table")) == 3
     assert {th["scope"] for th in page.all("th")} == {"col", "row"}
     for words in (
         *("Digits", "First sentence.", "Second sentence.", "It is private.", "exact, not released"),
         *("DP-FedC, dpfedc 1.2.3", "dpfedc run --seed 7", "pooled data, 0.550"),
         *("from 10.0 in round 2 to 1.67 in round 7", "mean (1), factorisation (2 to 7)"),
-        "privacy.epsilon",
+        *("privacy.epsilon", "Not protected: the rest.", "What each stage cost"),
     ):
         assert words in page.text
     assert page.text.index("It is private.") < page.text.index("12,345")
@@ -252,13 +257,17 @@ def test_page_is_well_formed_and_complete(tmp_path):
 
 
 def test_page_escapes_every_text(tmp_path):
-    rounds = [RoundRecord(stage, 1, 1, 1, 0.1, {"objective": 1.0}) for stage in (EVIL, "b")]
+    exact = {"objective": 1.0}
+    rounds = [RoundRecord(stage, 1, 1, 1, 0.1, diagnostics=exact) for stage in (EVIL, "b")]
     settings = {EVIL: EVIL, "list": [EVIL], "nested": {EVIL: 1}}
     content = ReportContent(
         title=EVIL,
         record=RunRecord(EVIL, EVIL, settings, tuple(rounds), (EVIL,)),
         summary=[EVIL],
-        privacy=[EVIL],
+        privacy=[EVIL, f"{EVIL}: {EVIL}", f"a: {EVIL}"],
+        stage_head=(EVIL, EVIL),
+        stage_rows=[(EVIL, EVIL)],
+        stage_caption=EVIL,
         table_head=(EVIL, EVIL, EVIL),
         table_rows=[(EVIL, EVIL, EVIL)],
         table_caption=EVIL,
@@ -270,10 +279,25 @@ def test_page_escapes_every_text(tmp_path):
     )
     page = Page(write_report(tmp_path, content))
     assert not page.all("script")
-    # In title and h1, method, version, stamp, summary, privacy, caption, 3 heads, 3 cells, stage,
-    # 3 settings and the command. The list shows it as JSON, with another quotation mark.
-    assert page.text.count(EVIL) == 19
+    # In title and h1, method, version, stamp, summary, 4 in privacy, 5 in its table, caption,
+    # 3 heads, 3 cells, stage, 3 settings and the command. The list shows it as JSON, with another
+    # quotation mark.
+    assert page.text.count(EVIL) == 27
     assert "alert('x')" not in page.source  # the quotation marks are escaped, too
+
+
+def test_what_a_promise_does_not_cover_stands_out(tmp_path):
+    content = full_content(
+        privacy=["Protected: every record.", "Not protected: groups.", "Note: it is simulated."]
+    )
+    source = Page(write_report(tmp_path, content)).source
+    assert "<p><strong>Protected:</strong> every record.</p>" in source
+    assert '<p class="open"><strong>Not protected:</strong> groups.</p>' in source
+    assert '<p class="open"><strong>Note:</strong> it is simulated.</p>' in source
+    inside = '<tr><th scope="row">mean: the middle</th><td>1</td></tr>'
+    assert source.index("it is simulated") < source.index(inside) < source.index("<h2>Results")
+    bare = Page(write_report(tmp_path, full_content(stage_rows=())))
+    assert "What each stage cost" not in bare.text
 
 
 @pytest.mark.parametrize(
@@ -327,7 +351,9 @@ def test_no_figure_without_data(tmp_path, changes, expected):
 
 def test_values_that_are_not_finite_are_left_out(tmp_path):
     values = [np.nan, 3.0, 2.0, np.inf]
-    rounds = tuple(RoundRecord("fit", t, 1, 1, 0.1, {"objective": v}) for t, v in enumerate(values))
+    rounds = tuple(
+        RoundRecord("fit", t, 1, 1, 0.1, diagnostics={"objective": v}) for t, v in enumerate(values)
+    )
     page = Page(write_report(tmp_path, ReportContent("t", RunRecord("m", "v", {}, rounds))))
     assert "from 3.00 in round 2 to 2.00 in round 3" in page.text
     record = RunRecord("m", "v", {}, rounds[:1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from dpfedc.errors import DataUnavailable, InvalidInput
 class RoundRecord:
     """One round of one stage.
 
+    `release` says how it was protected: noise_multiplier, sampling_probability, sensitivity and
+    noise_std (of the sum over the sites); it is empty where no noise was added.
     `diagnostics` holds exact values that a simulation may show and a deployed site never sends.
     """
 
@@ -23,6 +26,7 @@ class RoundRecord:
     n_sites: int
     n_records: int
     seconds: float
+    release: Mapping[str, float] = field(default_factory=dict)
     diagnostics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -47,11 +51,18 @@ class RunRecord:
         return [i for i, _ in pairs], [v for _, v in pairs]
 
     def write(self, path: Path) -> None:
-        """Write the record as JSON lines: a head, one line per round, a tail."""
+        """Write the record as JSON lines: a head, one line per round, a tail.
+
+        JSON has no numbers that are not finite: such a diagnostic is written as null, and read as
+        NaN. Nothing else may be non-finite.
+        """
         head = {"method": self.method, "version": self.version, "settings": dict(self.settings)}
         tail = {"stamps": list(self.stamps), "results": dict(self.results)}
         lines = [{"kind": "run", **head}]
-        lines += [{"kind": "round", **asdict(r)} for r in self.rounds]
+        lines += [
+            {"kind": "round", **asdict(r), "diagnostics": _finite_or_null(r.diagnostics)}
+            for r in self.rounds
+        ]
         lines += [{"kind": "end", **tail}]
         text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
         path.write_text(text, encoding="utf-8")
@@ -64,7 +75,7 @@ class RunRecord:
             kinds = [line.pop("kind") for line in lines]
             if kinds[0] != "run" or kinds[-1] != "end" or set(kinds[1:-1]) - {"round"}:
                 raise ValueError("head or end is missing")
-            rounds = tuple(RoundRecord(**line) for line in lines[1:-1])
+            rounds = tuple(_round(line) for line in lines[1:-1])
             end = lines[-1]
             return cls(
                 **lines[0], rounds=rounds, stamps=tuple(end["stamps"]), results=end["results"]
@@ -73,3 +84,13 @@ class RunRecord:
             raise DataUnavailable(f"no such run record: {path}") from error
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise InvalidInput(f"{path} is not a complete run record: {error}") from error
+
+
+def _finite_or_null(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def _round(line: dict[str, Any]) -> RoundRecord:
+    exact = line.pop("diagnostics").items()
+    numbers = {name: math.nan if value is None else value for name, value in exact}
+    return RoundRecord(**line, diagnostics=numbers)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,13 @@ def require_number(
     return float(value)
 
 
+def require_bool(name: str, value: Any) -> bool:
+    """Return `value` as a bool, or say what was expected of setting `name`."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise InvalidInput(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
 def require_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     """Return `value`, or list what setting `name` may be."""
     if value not in choices:
@@ -60,3 +68,51 @@ class Penalty:
         require_number("orthogonality", self.orthogonality, least=0)
         require_number("membership_ridge", self.membership_ridge, least=0)
         require_number("centroid_ridge", self.centroid_ridge, least=0)
+
+
+@dataclass(frozen=True)
+class PrivacyTarget:
+    """What a run may spend, and who is trusted with what.
+
+    `min_survivors`: the fewest sites whose uploads arrive in a round (None: all that take part).
+    `colluding_sites`: how many sites may work with the server against the others.
+    """
+
+    epsilon: float
+    delta: float
+    trust: str = "local"
+    min_survivors: int | None = None
+    colluding_sites: int = 0
+
+    def __post_init__(self) -> None:
+        require_number("epsilon", self.epsilon, above=0)
+        require_number("delta", self.delta, above=0, below=1)
+        require_choice("trust", self.trust, TRUST_MODELS)
+
+
+@dataclass(frozen=True)
+class PrivacyGuarantee:
+    """What a run promises: for every record, (epsilon, delta) against the stated adversary.
+
+    `event` is the dp-accounting event from which epsilon follows. `rounds_per_site` says how often
+    the most used site takes part in each stage. `epsilon_if_others_collude` is the epsilon against
+    all other sites and the server together. `stamp` qualifies the noise; None for deployed noise.
+    """
+
+    epsilon: float
+    delta: float
+    unit: str
+    relation: str
+    trust: str
+    min_survivors: int | None
+    colluding_sites: int
+    epsilon_if_others_collude: float
+    accountant: str
+    rounds_per_site: Mapping[str, int]
+    stamp: str | None
+    event: Any
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return the promise as plain values, without the event object."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "event"}
+        return {**plain, "rounds_per_site": dict(self.rounds_per_site)}

@@ -5,26 +5,40 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dpfedc.cli.console import print_sentence, print_table, progress_bar
+from dpfedc.cli.console import print_paragraphs, print_sentence, print_table, progress_bar
+from dpfedc.cli.planned import planned
 from dpfedc.cli.records import Records
 
 if TYPE_CHECKING:
+    from dpfedc.records import RoundRecord
     from dpfedc.report.content import Outcome
 
 
 def clustered(records: Records, *, compare: bool, **settings: Any) -> Outcome:
-    """Run DP-FedC with a progress bar, and k-means on the pooled records if asked to compare."""
+    """Run DP-FedC with a progress bar, and k-means on the pooled records if asked to compare.
+
+    The plan is told in a line as soon as the first round is done: by then nothing can be refused.
+    """
     from dpfedc.estimators.dp_fedc import DPFedC
     from dpfedc.report.content import scored_outcome
 
-    with progress_bar() as on_round:
+    with progress_bar() as advance:
+
+        def on_round(entry: RoundRecord, n_rounds: int) -> None:
+            if not told:
+                told.append(plan_line(records, settings))
+                print_sentence(told[0])
+            advance(entry, n_rounds)
+
+        told: list[str] = []
         estimator = DPFedC(**settings, on_round=on_round)
         estimator.fit(records.X, records.y, sites=records.sites)
     pooled = None
     if compare:
         from sklearn.cluster import KMeans
 
-        kmeans = KMeans(settings["n_clusters"], n_init=10, random_state=settings["random_state"])
+        seed = settings["random_state"] or 0
+        kmeans = KMeans(settings["n_clusters"], n_init=10, random_state=seed)
         pooled = kmeans.fit_predict(records.X)
     return scored_outcome(
         records.X,
@@ -38,9 +52,21 @@ def clustered(records: Records, *, compare: bool, **settings: Any) -> Outcome:
     )
 
 
+def plan_line(records: Records, settings: dict[str, Any]) -> str:
+    """Return what the run is going to do and promise, in a line."""
+    import numpy as np
+
+    from dpfedc.data.partition import by_column
+    from dpfedc.planning.words import plan_in_brief
+
+    sizes = np.bincount(by_column(records.sites)[0])
+    plan, _, target = planned(settings, records.X.shape[1], sizes)
+    return plan_in_brief(plan, target)
+
+
 def print_outcome(outcome: Outcome) -> None:
     """Print what the run did, its scores, and what it promises."""
-    from dpfedc.report.content import privacy_sentences, score_rows, summary_sentences
+    from dpfedc.report.content import outcome_privacy, score_rows, summary_sentences
 
     for sentence in summary_sentences(outcome):
         print_sentence(sentence)
@@ -50,5 +76,4 @@ def print_outcome(outcome: Outcome) -> None:
     print_table(head[:n_columns], rows)
     if len(rows) > 1:
         print_sentence("Higher is better, except for the cost.", style="dim")
-    for sentence in privacy_sentences(outcome.record):
-        print_sentence(sentence, style="yellow")
+    print_paragraphs(outcome_privacy(outcome))

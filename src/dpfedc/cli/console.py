@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +11,15 @@ from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
+
+from dpfedc.privacy.statement import NOT_COVERED, split_subject
 
 if TYPE_CHECKING:
     from dpfedc.records import RoundRecord
+
+_WIDE = 60
+"""From so many columns on, the subject of a paragraph stands beside it."""
 
 
 @contextmanager
@@ -66,6 +72,26 @@ def print_sizes(rows: Sequence[Mapping[str, int]]) -> None:
 def print_sentence(text: str, *, style: str = "") -> None:
     """Print a sentence, broken between words where the line ends."""
     Console(highlight=False).print(text, style=style, markup=False)
+
+
+def print_paragraphs(paragraphs: Iterable[str]) -> None:
+    """Print paragraphs with their subjects in bold, beside them if the terminal is wide enough.
+
+    What a promise does not cover is in red.
+    """
+    console = Console(highlight=False)
+    pairs = [split_subject(text) for text in paragraphs]
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(width=max(len(subject) for subject, _ in pairs))
+    grid.add_column()
+    for i, (subject, rest) in enumerate(pairs):
+        style = "red" if subject.startswith(NOT_COVERED) else ""
+        if console.width >= _WIDE:
+            grid.add_row(Text(subject, style=f"bold {style}"), Text(rest, style=style))
+        else:
+            lead = (f"{subject}: ", f"bold {style}") if subject else ""
+            console.print(Text.assemble("\n" if i else "", lead, (rest, style)))
+    console.print(grid, end="\n" if grid.rows else "")
 
 
 def print_path(what: str, path: Path) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
-import typer
-
 from dpfedc.cli.console import print_sizes, print_table
-from dpfedc.cli.options import Drop, Files, LabelColumn, Model, SiteColumn
+from dpfedc.cli.options import Drop, Files, LabelColumn, Model, SiteColumn, flag_option
 from dpfedc.cli.records import file_records, require_features
 
 
@@ -18,9 +16,7 @@ def evaluate(
     site_column: SiteColumn = None,
     label_column: LabelColumn = None,
     drop: Drop = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object, for programs.")
-    ] = False,
+    as_json: Annotated[bool, flag_option("--json", "Print one JSON object, for programs.")] = False,
 ) -> None:
     """Score a model on records.
 

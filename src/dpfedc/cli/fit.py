@@ -10,33 +10,37 @@ import typer
 from dpfedc.cli.clustering import clustered, print_outcome
 from dpfedc.cli.console import print_path
 from dpfedc.cli.options import (
+    PRIVACY,
+    Clusters,
+    ColludingSites,
+    Delta,
     Drop,
+    Epsilon,
     Folder,
     LabelColumn,
+    MinSurvivors,
     NamedData,
+    SamplingProbability,
     Seed,
     SiteColumn,
     Split,
     Trust,
     Variant,
-    require_count,
+    WhoIsTrusted,
+    count_option,
+    flag_option,
+    number_option,
 )
+from dpfedc.cli.planned import privacy_settings
 from dpfedc.cli.records import DEFAULT_SITES, Deal, given_records
+from dpfedc.errors import InvalidInput
 
-_METHOD, _PRIVACY, _SIMULATION = "Method", "Privacy", "Simulated sites"
+_METHOD, _SIMULATION = "Method", "Simulated sites"
 
 
 def fit(
     ctx: typer.Context,
-    clusters: Annotated[
-        int,
-        typer.Option(
-            callback=require_count,
-            metavar="K",
-            help="How many clusters to find.",
-            show_default=False,
-        ),
-    ],
+    clusters: Clusters,
     files: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -47,15 +51,15 @@ def fit(
         ),
     ] = None,
     output: Folder = Path("results"),
-    seed: Seed = 0,
+    seed: Seed = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Also run k-means on the pooled records.")
+        bool, flag_option("--compare", "Also run k-means on the pooled records.")
     ] = False,
     no_diagnostics: Annotated[
         bool,
-        typer.Option(
+        flag_option(
             "--no-diagnostics",
-            help="Do not measure the exact progress of each round for the report. Saves time.",
+            "Do not measure the exact progress of each round for the report. Saves time.",
         ),
     ] = False,
     site_column: SiteColumn = None,
@@ -71,70 +75,58 @@ def fit(
     ] = Variant.NORMALIZED,
     rounds: Annotated[
         int | None,
-        typer.Option(
-            callback=require_count,
-            metavar="N",
-            help="How often the sites send their work to the server. More rounds take longer and "
-            "may find better clusters.",
-            show_default="chosen by the number of sites",
+        count_option(
+            "Rounds of the search for clusters. Every round needs its share of the budget.",
+            show_default="chosen by the planner",
             rich_help_panel=_METHOD,
         ),
     ] = None,
     sites_per_round: Annotated[
         int | None,
-        typer.Option(
-            callback=require_count,
-            metavar="N",
-            help="How many sites take part in a round.",
-            show_default="all",
-            rich_help_panel=_METHOD,
+        count_option(
+            "How many sites take part in a round.", show_default="all", rich_help_panel=_METHOD
         ),
     ] = None,
     nonnegative: Annotated[
         bool,
-        typer.Option(
+        flag_option(
             "--nonnegative",
-            help="Declare that no value is below 0 (counts, pixels). Centres then stay so too.",
+            "Declare that no value is below 0 (counts, pixels). Centres then stay so too.",
             rich_help_panel=_METHOD,
         ),
     ] = False,
-    epsilon: Annotated[
+    epsilon: Epsilon = None,
+    delta: Delta = 1e-5,
+    trust: WhoIsTrusted = Trust.LOCAL,
+    no_noise: Annotated[
+        bool,
+        flag_option(
+            "--no-noise",
+            "Add no noise. The result is then not private at all.",
+            rich_help_panel=PRIVACY,
+        ),
+    ] = False,
+    norm_bound: Annotated[
         float | None,
-        typer.Option(
-            metavar="NUMBER",
-            help="How much may be learnt about any one record; less is more private. For now "
-            "with --variant published only, where it is the paper's claim and not a proof.",
-            show_default="no noise, no privacy",
-            rich_help_panel=_PRIVACY,
+        number_option(
+            "No record is longer than this (the root of the sum of its squared values); longer "
+            "ones are cut. It must be known without a look at the data.",
+            show_default="found out with 1 % of the budget",
+            rich_help_panel=PRIVACY,
         ),
     ] = None,
-    delta: Annotated[
-        float,
-        typer.Option(
-            metavar="NUMBER",
-            help="The probability with which the promise of --epsilon may fail.",
-            rich_help_panel=_PRIVACY,
-        ),
-    ] = 1e-5,
+    min_survivors: MinSurvivors = None,
+    colluding_sites: ColludingSites = None,
+    sampling_probability: SamplingProbability = 1.0,
     gradient_bound: Annotated[
         float | None,
-        typer.Option(
-            metavar="NUMBER",
-            help="The longest step that a site's records may ask for; longer ones are cut. "
-            "Needed with --epsilon: the noise is in proportion to it.",
+        number_option(
+            "With --variant published: the longest step that a site's records may ask for; longer "
+            "ones are cut. Needed unless --no-noise is given.",
             show_default="no bound",
-            rich_help_panel=_PRIVACY,
+            rich_help_panel=PRIVACY,
         ),
     ] = None,
-    trust: Annotated[
-        Trust,
-        typer.Option(
-            metavar="WHO",
-            help="Who adds the noise: local (each site), secure-aggregation (the sites together) "
-            "or trusted-server. With --variant published it is always each site.",
-            rich_help_panel=_PRIVACY,
-        ),
-    ] = Trust.LOCAL,
     data: Annotated[
         NamedData | None,
         typer.Option(
@@ -146,20 +138,16 @@ def fit(
     ] = None,
     n_records: Annotated[
         int | None,
-        typer.Option(
-            callback=require_count,
-            metavar="N",
-            help="Take so many records of --data, drawn at random.",
+        count_option(
+            "Take so many records of --data, drawn at random.",
             show_default="all",
             rich_help_panel=_SIMULATION,
         ),
     ] = None,
     sites: Annotated[
         int | None,
-        typer.Option(
-            callback=require_count,
-            metavar="N",
-            help="Deal the records of --data, or of one file, to so many sites.",
+        count_option(
+            "Deal the records of --data, or of one file, to so many sites.",
             show_default=f"{DEFAULT_SITES} with --data",
             rich_help_panel=_SIMULATION,
         ),
@@ -176,23 +164,20 @@ def fit(
     ] = None,
     labels_per_site: Annotated[
         int,
-        typer.Option(
-            callback=require_count,
-            metavar="N",
-            help="How many labels a site holds, with --split labels.",
+        count_option(
+            "How many labels a site holds, with --split labels.",
             rich_help_panel=_SIMULATION,
         ),
     ] = 2,
     alpha: Annotated[
         float,
-        typer.Option(
-            metavar="NUMBER",
-            help="How alike the sites are, with --split dirichlet; less is more different.",
+        number_option(
+            "How alike the sites are, with --split dirichlet; less is more different.",
             rich_help_panel=_SIMULATION,
         ),
     ] = 0.5,
 ) -> None:
-    """Find clusters in the records of many sites.
+    """Find clusters in the records of many sites, with noise that hides every single record.
 
     Writes model.npz (for predict and evaluate), centres.csv, labels.csv (site, record, cluster),
     run.jsonl (what happened in each round) and report.html into the output folder.
@@ -200,8 +185,19 @@ def fit(
     from dpfedc.report.content import report_content
     from dpfedc.report.folder import require_results_folder, write_results
 
+    privacy = privacy_settings(
+        epsilon=epsilon,
+        no_noise=no_noise,
+        delta=delta,
+        trust=trust,
+        min_survivors=min_survivors,
+        colluding_sites=colluding_sites,
+        sampling_probability=sampling_probability,
+    )
+    if variant is Variant.PUBLISHED and gradient_bound is None and not no_noise:
+        raise InvalidInput("--variant published needs --gradient-bound or --no-noise, got neither")
     require_results_folder(output, inputs=files or ())
-    deal = Deal(sites, split, labels_per_site, alpha, seed)
+    deal = Deal(sites, split, labels_per_site, alpha, seed or 0)
     records = given_records(
         files or (),
         data,
@@ -215,9 +211,8 @@ def fit(
         records,
         compare=compare,
         n_clusters=clusters,
-        epsilon=epsilon,
-        delta=delta,
-        trust=str(trust),
+        **privacy,
+        norm_bound="auto" if norm_bound is None else norm_bound,
         variant=str(variant),
         n_rounds="auto" if rounds is None else rounds,
         sites_per_round=sites_per_round,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-_COLUMNS = "Columns"
+_COLUMNS, PRIVACY = "Columns", "Privacy"
+
+DEFAULT_EPSILON = 1.0
 
 
 class Trust(StrEnum):
@@ -43,18 +46,51 @@ class Split(StrEnum):
     DIRICHLET = "dirichlet"
 
 
-def require_count(value: int | None) -> int | None:
+def whole_number(text: str | int, *, least: int = 1, most: float = math.inf) -> int:
     """Return the value of an option that counts something."""
-    if value is not None and value < 1:
-        raise typer.BadParameter(f"must be >= 1, got {value}")
+    allowed = f">= {least}" if math.isinf(most) else f"from {least} to {most}"
+    try:
+        value = int(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"must be a whole number {allowed}, got {text!r}") from error
+    if not least <= value <= most:
+        raise typer.BadParameter(f"must be {allowed}, got {value}")
     return value
 
 
-def require_seed(value: int) -> int:
-    """Return a seed that every generator takes."""
-    if not 0 <= value < 2**32:
-        raise typer.BadParameter(f"must be from 0 to {2**32 - 1}, got {value}")
-    return value
+def number(text: str | float) -> float:
+    """Return the value of an option that measures something."""
+    try:
+        return float(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"must be a number, got {text!r}") from error
+
+
+def count_option(help_text: str, *, least: int = 1, **more: Any) -> Any:
+    """Return an option for a whole number. Its parser says what was got and what was expected."""
+    return typer.Option(
+        parser=lambda text: whole_number(text, least=least), metavar="N", help=help_text, **more
+    )
+
+
+def number_option(help_text: str, **more: Any) -> Any:
+    """Return an option for a number. Its parser says what was got and what was expected."""
+    return typer.Option(parser=number, metavar="NUMBER", help=help_text, **more)
+
+
+def flag_option(name: str, help_text: str, **more: Any) -> Any:
+    """Return an option without a value."""
+    return typer.Option(name, metavar="", help=help_text, **more)
+
+
+def seed_option(help_text: str, *, shown: str) -> Any:
+    """Return an option for a seed that every generator takes."""
+    return typer.Option(
+        parser=lambda text: whole_number(text, least=0, most=2**32 - 1),
+        metavar="N",
+        help=help_text,
+        show_default=shown,
+    )
 
 
 Folder = Annotated[Path, typer.Option(metavar="FOLDER", help="The folder for the results.")]
@@ -96,9 +132,69 @@ Drop = Annotated[
         show_default=False,
     ),
 ]
-Seed = Annotated[
+Clusters = Annotated[
     int,
     typer.Option(
-        callback=require_seed, metavar="N", help="The same seed gives the same result again."
+        parser=whole_number, metavar="K", help="How many clusters to find.", show_default=False
+    ),
+]
+Seed = Annotated[
+    int | None,
+    seed_option(
+        "The same seed gives the same result again. Whoever knows it can predict the simulated "
+        "noise and take it off, so a seed is for trials only.",
+        shown="drawn anew",
+    ),
+]
+Epsilon = Annotated[
+    float | None,
+    number_option(
+        "How much may be learnt about any one record from all that leaves the sites. Less is more "
+        "private and more noisy: up to 1 is strong protection, above 10 there is little.",
+        show_default=f"{DEFAULT_EPSILON:g}",
+        rich_help_panel=PRIVACY,
+    ),
+]
+Delta = Annotated[
+    float,
+    number_option(
+        "The probability with which the promise of --epsilon may fail. Choose it well below one "
+        "over the number of records.",
+        rich_help_panel=PRIVACY,
+    ),
+]
+WhoIsTrusted = Annotated[
+    Trust,
+    typer.Option(
+        metavar="WHO",
+        help="Who adds the noise: local (each site, trusting nobody), secure-aggregation (the "
+        "sites together; the server learns only sums, and much less noise is needed) or "
+        "trusted-server (the server, which sees exact sums).",
+        rich_help_panel=PRIVACY,
+    ),
+]
+MinSurvivors = Annotated[
+    int | None,
+    count_option(
+        "With secure-aggregation: the fewest sites whose uploads arrive in a round.",
+        show_default="all that take part",
+        rich_help_panel=PRIVACY,
+    ),
+]
+ColludingSites = Annotated[
+    int | None,
+    count_option(
+        "With secure-aggregation: how many sites may work with the server against the others.",
+        least=0,
+        show_default="0",
+        rich_help_panel=PRIVACY,
+    ),
+]
+SamplingProbability = Annotated[
+    float,
+    number_option(
+        "The chance of a record to be in a round of the search. Below 1, a record hides among "
+        "those that are not, and less noise is needed for each; planning takes some seconds.",
+        rich_help_panel=PRIVACY,
     ),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from typing import Any
@@ -19,23 +21,27 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dpfedc import __version__
-from dpfedc.errors import InvalidInput
+from dpfedc.errors import InvalidInput, UtilityWarning
 from dpfedc.evaluation.metrics import clustering_accuracy
 from dpfedc.federation.in_process import Diagnose, Sites, run
 from dpfedc.methods.protocol import SiteBatch, Stage, State
 from dpfedc.model_file import ClusterModel
-from dpfedc.planning import (
-    PUBLISHED_FINAL_STEPS,
-    Choices,
-    Federation,
-    RunPlan,
-    normalized_plan,
-    published_plan,
-)
+from dpfedc.planning.facts import Choices, Federation, RunPlan
+from dpfedc.planning.normalized import SWAMPED, normalized_plan
+from dpfedc.planning.published import PUBLISHED_FINAL_STEPS, published_plan
+from dpfedc.privacy.accountant import guarantee
 from dpfedc.privacy.mechanism import Gate
+from dpfedc.privacy.noise import SIMULATED, SimulatedNoise
 from dpfedc.randomness import Randomness
 from dpfedc.records import RoundRecord, RunRecord
-from dpfedc.settings import TRUST_MODELS, require_choice, require_integer, require_number
+from dpfedc.settings import (
+    TRUST_MODELS,
+    PrivacyTarget,
+    require_bool,
+    require_choice,
+    require_integer,
+    require_number,
+)
 
 EXACT = "diagnostics are exact, not released"
 
@@ -71,14 +77,15 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
     ----------
     n_clusters : int, default=8
         The number of clusters.
-    epsilon : float or None, default=None
-        How much may be learnt about any one record (smaller is more private). None adds no noise.
-        The normalized variant cannot be fitted privately yet. The published one adds the noise
-        that the paper states for this total loss, which is not a proof of it.
+    epsilon : float or None, default=1.0
+        How much may be learnt about any one record from everything that leaves the sites (smaller
+        is more private). None adds no noise. The published variant adds the noise that the paper
+        states for this total loss, which is not a proof of it.
     delta : float, default=1e-5
-        The probability with which the promise of epsilon may fail.
+        The probability with which the promise of epsilon may fail; well below 1 / n_records.
     trust : {"local", "secure-aggregation", "trusted-server"}, default="local"
-        Who adds the noise, and so who must be trusted.
+        Who adds the noise, and so who must be trusted: each site on its own; the sites together,
+        with the server seeing sums only; or the server.
     variant : {"normalized", "published"}, default="normalized"
         "published" is the paper's Algorithm 1 with its errors corrected.
     n_rounds : int or "auto", default="auto"
@@ -94,10 +101,18 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
     center, scale : bool, default=True
         Subtract the records' mean, and divide by their typical distance from it. With scale=False
         records are taken to have norm at most 1, and longer ones are clipped.
+    norm_bound : float or "auto", default="auto"
+        No record is longer than this, or is clipped to it. "auto" buys a bound with 1 % of the
+        budget: a noisy histogram of the records' norms. With epsilon None it sets no bound.
+    feature_ranges : array of shape (n_features, 2) or None, default=None
+        Public least and largest values of each feature. Replaces norm_bound: lengths are then
+        measured from the middle of the ranges.
     constant_feature : float, default=0.0
         A constant appended to every standardised record, so that distance counts beside direction.
     refine_rounds : int or "auto", default="auto"
         Rounds of sums and counts (Lloyd's algorithm) after the factorisation.
+    subspace : int, "auto" or None, default="auto"
+        Number of dimensions of a private subspace that clustering is confined to; None for none.
     nonnegative : bool, default=False
         Declares that no feature is negative; centres are then kept >= 0.
     membership_steps : int, default=10
@@ -105,14 +120,20 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
     extra_steps : int or None, default=None
         Round t takes floor(extra_steps / t) + 1 steps on the centres at each site (the paper's
         Qhat). None: 0 for the normalized variant, 10 for the published one.
+    sampling_probability : float, default=1.0
+        The chance of a record to be in a round of the factorisation (normalized, with epsilon).
+    min_survivors : int or None, default=None
+        The fewest sites whose uploads arrive in a round under secure aggregation; None: all.
+    colluding_sites : int, default=0
+        How many sites may work with the server against the others under secure aggregation.
     batch_size : int, default=50
         Records in a mini-batch (published variant).
     orthogonality : float or "auto", default="auto"
         Weight of the penalty that makes memberships hard (rho). The normalized variant starts low
         and ends at this value, by default 1.
-    clip_norm : float, default=0.03
+    clip_norm : float or "auto", default="auto"
         The most that one record may add to a round's gradient.
-    step : float, default=24.0
+    step : float or "auto", default="auto"
         How far the centres move in a round.
     momentum : float or "auto", default="auto"
         How much of earlier rounds' gradients is kept: the centres follow an average over about
@@ -132,6 +153,8 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         What happened, round by round.
     n_iter_ : int
         The number of rounds of all stages.
+    privacy_ : PrivacyGuarantee or None
+        What the run promises for every record; None where nothing is proved.
     model_ : ClusterModel
         Everything `predict` needs; can be written to a file.
 
@@ -141,7 +164,8 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
     >>> from dpfedc import DPFedC
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(90, 2)) + np.repeat([[0, 0], [9, 0], [0, 9]], 30, axis=0)
-    >>> model = DPFedC(n_clusters=3, random_state=0).fit(X, sites=np.arange(90) % 5)
+    >>> model = DPFedC(n_clusters=3, epsilon=None, random_state=0)
+    >>> model = model.fit(X, sites=np.arange(90) % 5)
     >>> np.bincount(model.labels_).tolist()
     [30, 30, 30]
     """
@@ -150,7 +174,7 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         self,
         n_clusters: int = 8,
         *,
-        epsilon: float | None = None,
+        epsilon: float | None = 1.0,
         delta: float = 1e-5,
         trust: str = "local",
         variant: str = "normalized",
@@ -161,15 +185,21 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         diagnostics: bool = False,
         center: bool = True,
         scale: bool = True,
+        norm_bound: float | str = "auto",
+        feature_ranges: Any = None,
         constant_feature: float = 0.0,
         refine_rounds: int | str = "auto",
+        subspace: int | str | None = "auto",
         nonnegative: bool = False,
         membership_steps: int = 10,
         extra_steps: int | None = None,
+        sampling_probability: float = 1.0,
+        min_survivors: int | None = None,
+        colluding_sites: int = 0,
         batch_size: int = 50,
         orthogonality: float | str = "auto",
-        clip_norm: float = 0.03,
-        step: float = 24.0,
+        clip_norm: float | str = "auto",
+        step: float | str = "auto",
         momentum: float | str = "auto",
         gradient_bound: float | None = None,
         on_round: Callable[[RoundRecord, int], None] | None = None,
@@ -186,11 +216,17 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         self.diagnostics = diagnostics
         self.center = center
         self.scale = scale
+        self.norm_bound = norm_bound
+        self.feature_ranges = feature_ranges
         self.constant_feature = constant_feature
         self.refine_rounds = refine_rounds
+        self.subspace = subspace
         self.nonnegative = nonnegative
         self.membership_steps = membership_steps
         self.extra_steps = extra_steps
+        self.sampling_probability = sampling_probability
+        self.min_survivors = min_survivors
+        self.colluding_sites = colluding_sites
         self.batch_size = batch_size
         self.orthogonality = orthogonality
         self.clip_norm = clip_norm
@@ -217,15 +253,20 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
                 self.on_round(entry, plan.n_rounds)
 
         truth = self._truth(y, federation)
+        noise = None if self.epsilon is None else SimulatedNoise(randomness)
         state = run(
             plan.stages,
             federation,
-            Gate(randomness, plan.stamps[0]),
+            Gate(randomness, noise, plan.privacy),
             randomness=randomness,
+            state=self._declared(federation),
             on_round=record,
             diagnose=self._diagnoser(plan, truth) if self.diagnostics else None,
         )
-        self.model_ = self._model(plan, state)
+        stamps = plan.stamps if noise is None else (*plan.stamps, SIMULATED)
+        self.privacy_ = None if plan.privacy is None else guarantee(plan.privacy, SIMULATED)
+        promise = None if self.privacy_ is None else self.privacy_.as_plain()
+        self.model_ = self._model(plan, state, {"stamps": list(stamps), "privacy": promise})
         self.cluster_centers_ = self.model_.cluster_centers
         self.labels_ = self.model_.labels(X)
         self.n_iter_ = len(rounds)
@@ -235,7 +276,11 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
             __version__,
             self._settings(choices, federation),
             tuple(rounds),
-            (*plan.stamps, EXACT) if self.diagnostics else plan.stamps,
+            (*stamps, EXACT) if self.diagnostics else stamps,
+            {
+                "privacy": promise,
+                "privacy_plan": plan.privacy and json.loads(plan.privacy.to_json()),
+            },
         )
         return self
 
@@ -261,35 +306,50 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
 
     def _choices(self, X: npt.NDArray[Any], n_sites: int) -> Choices:
         """Return the validated settings, checked against the data where they must agree."""
-        require_integer("n_clusters", self.n_clusters, least=1)
         require_choice("variant", self.variant, ("normalized", "published"))
         require_choice("trust", self.trust, TRUST_MODELS)
-        require_number("delta", self.delta, above=0, below=1)
-        if self.epsilon is not None:
-            require_number("epsilon", self.epsilon, above=0)
-        if self.n_rounds != "auto":
-            require_integer("n_rounds", self.n_rounds, least=1)
-        if self.refine_rounds != "auto":
-            require_integer("refine_rounds", self.refine_rounds, least=0)
-        if self.sites_per_round is not None:
-            require_integer("sites_per_round", self.sites_per_round, least=1, most=n_sites)
-        if self.orthogonality != "auto":
-            require_number("orthogonality", self.orthogonality, least=0)
-        if self.gradient_bound is not None:
-            require_number("gradient_bound", self.gradient_bound, above=0)
-        if self.extra_steps is not None:
-            require_integer("extra_steps", self.extra_steps, least=0)
-        require_integer("membership_steps", self.membership_steps, least=1)
-        require_integer("batch_size", self.batch_size, least=1)
-        require_number("clip_norm", self.clip_norm, above=0)
-        require_number("step", self.step, above=0)
-        if self.momentum != "auto":
-            require_number("momentum", self.momentum, least=0, below=1)
-        require_number("constant_feature", self.constant_feature, least=0)
+        for name in ("center", "scale", "nonnegative", "diagnostics"):
+            require_bool(name, getattr(self, name))
+        for name, least, most, free in (
+            ("n_clusters", 1, None, ()),
+            ("n_rounds", 1, None, ("auto",)),
+            ("refine_rounds", 0, None, ("auto",)),
+            ("sites_per_round", 1, n_sites, (None,)),
+            ("subspace", 1, X.shape[1], (None, "auto")),
+            ("membership_steps", 1, None, ()),
+            ("extra_steps", 0, None, (None,)),
+            ("batch_size", 1, None, ()),
+            ("min_survivors", 1, None, (None,)),
+            ("colluding_sites", 0, None, ()),
+        ):
+            if not left_open(getattr(self, name), free):
+                require_integer(name, getattr(self, name), least=least, most=most)
+        for name, limits, free in (
+            ("epsilon", {"above": 0}, (None,)),
+            ("delta", {"above": 0, "below": 1}, ()),
+            ("norm_bound", {"above": 0}, ("auto",)),
+            ("constant_feature", {"least": 0}, ()),
+            ("sampling_probability", {"above": 0, "most": 1}, ()),
+            ("orthogonality", {"least": 0}, ("auto",)),
+            ("clip_norm", {"above": 0}, ("auto",)),
+            ("step", {"above": 0}, ("auto",)),
+            ("momentum", {"least": 0, "below": 1}, ("auto",)),
+            ("gradient_bound", {"above": 0}, (None,)),
+        ):
+            if not left_open(getattr(self, name), free):
+                require_number(name, getattr(self, name), **limits)
+        if self.constant_feature and not left_open(self.subspace, (None, "auto")):
+            raise InvalidInput(
+                "subspace must be None or 'auto' with a constant_feature, "
+                f"got {self.subspace}: the constant is no part of a subspace"
+            )
+        if self.feature_ranges is not None:
+            checked_ranges(self.feature_ranges, X.shape[1])
         check_records(X, self.n_clusters, nonnegative=self.nonnegative)
-        names = [field.name for field in fields(Choices) if field.name != "init"]
+        names = [f.name for f in fields(Choices) if f.name not in ("init", "declared_bound")]
         chosen = {name: plain(getattr(self, name)) for name in names}
-        return Choices(**chosen, init=self._start(X))
+        declared = self.feature_ranges is not None or not left_open(self.norm_bound, ("auto",))
+        return Choices(**chosen, declared_bound=declared, init=self._start(X))
 
     def _start(self, X: npt.NDArray[Any]) -> npt.NDArray[np.float64] | None:
         if self.init is None:
@@ -309,21 +369,35 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
 
     def _plan(self, choices: Choices, sites: Sites) -> RunPlan:
         facts = Federation(self.n_features_in_, np.diff(sites.offsets))
+        target = None
+        if self.epsilon is not None:
+            target = PrivacyTarget(
+                plain(self.epsilon),
+                plain(self.delta),
+                self.trust,
+                plain(self.min_survivors),
+                plain(self.colluding_sites),
+            )
         if self.variant == "published":
             energy = float(np.einsum("ij,ij->", sites.X, sites.X, dtype=np.float64))
-            return published_plan(
-                choices,
-                facts,
-                mean_energy=energy / sites.n_sites,
-                epsilon=plain(self.epsilon),
-                delta=plain(self.delta),
-            )
-        if self.epsilon is not None:
-            raise InvalidInput(
-                f"epsilon must be None for variant='normalized', got {self.epsilon}: "
-                "private fitting of this variant is not available yet"
-            )
-        return normalized_plan(choices, facts)
+            energy /= sites.n_sites
+            return published_plan(choices, facts, mean_energy=energy, target=target)
+        plan = normalized_plan(choices, facts, target)
+        warn_of_poor_results(plan, facts)
+        return plan
+
+    def _declared(self, sites: Sites) -> State:
+        """Return what the user declared of the records: where they lie and how long they are."""
+        asarray = sites.public.asarray
+        if self.variant == "published":
+            return {}
+        if self.feature_ranges is not None:
+            ranges = checked_ranges(self.feature_ranges, self.n_features_in_)
+            bound = np.linalg.norm(ranges[:, 1] - ranges[:, 0]) / 2
+            return {"origin": asarray(ranges.mean(axis=1)), "bound": asarray(bound)}
+        if self.norm_bound != "auto":
+            return {"bound": asarray(np.asarray(self.norm_bound))}
+        return {}
 
     def _truth(self, y: Any, sites: Sites) -> npt.NDArray[Any] | None:
         if y is None or not self.diagnostics:
@@ -340,17 +414,19 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         def diagnose(stage: Stage, batch: SiteBatch, state: State) -> dict[str, float]:
             exact = dict(stage.method.diagnose(batch, state))
             if truth is not None and "W" in state:
-                labels = self._model(plan, state).labels(batch.X)
+                labels = self._model(plan, state, {}).labels(batch.X)
                 exact["accuracy"] = clustering_accuracy(truth, labels)
             return exact
 
         return diagnose
 
-    def _model(self, plan: RunPlan, state: State) -> ClusterModel:
+    def _model(self, plan: RunPlan, state: State, about: dict[str, Any]) -> ClusterModel:
         """Return the model of the state, which may be that of an unfinished run."""
         scale = state.get("scale")
         done = "counts" in state
         W = np.asarray(state["W"])
+        if "basis" in state:
+            W = W @ np.asarray(state["basis"])
         published = self.variant == "published"
         return ClusterModel(
             directions=W,
@@ -365,7 +441,7 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
             feature_names=tuple(map(str, self.feature_names_in_))
             if hasattr(self, "feature_names_in_")
             else None,
-            about={"method": "dp-fedc", "version": __version__, "stamps": list(plan.stamps)},
+            about={"method": "dp-fedc", "version": __version__, **about},
         )
 
     def _settings(self, choices: Choices, sites: Sites) -> dict[str, Any]:
@@ -384,6 +460,48 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
             "n_features": int(sites.X.shape[1]),
             **settings,
         }
+
+
+def left_open(value: Any, free: tuple[str | None, ...]) -> bool:
+    """Return whether a setting has one of the values that leave it to the plan."""
+    return (value is None or isinstance(value, str)) and value in free
+
+
+def checked_ranges(ranges: Any, n_features: int) -> npt.NDArray[np.float64]:
+    """Return the least and largest values of the features, or say what was expected of them."""
+    expected = f"finite numbers of shape ({n_features}, 2) with least < largest in every row"
+    try:
+        values = np.asarray(ranges, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"feature_ranges must hold {expected}, got {ranges!r}") from error
+    if values.shape != (n_features, 2):
+        raise InvalidInput(f"feature_ranges must hold {expected}, got shape {values.shape}")
+    wrong = ~(np.isfinite(values).all(axis=1) & (values[:, 0] < values[:, 1]))
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise InvalidInput(f"feature_ranges must hold {expected}, got {values[i]} in row {i}")
+    return values
+
+
+def warn_of_poor_results(plan: RunPlan, facts: Federation) -> None:
+    """Warn where the noise is likely to swamp the clusters, or delta is too large to mean much."""
+    if plan.privacy is None:
+        return
+    if plan.noise_ratio > SWAMPED:
+        warnings.warn(
+            f"the noise is likely to swamp the clusters: its ratio to their signal is "
+            f"{plan.noise_ratio:.2g}, expected below {SWAMPED}. More records, fewer clusters, a "
+            "larger epsilon or trust='secure-aggregation' would lower it",
+            UtilityWarning,
+            stacklevel=4,
+        )
+    if plan.privacy.delta >= 1 / facts.n_records:
+        warnings.warn(
+            f"delta should be well below 1 / n_records = {1 / facts.n_records:.2g}, got "
+            f"{plan.privacy.delta:.2g}; {0.1 / facts.n_records:.1g} would do",
+            UtilityWarning,
+            stacklevel=4,
+        )
 
 
 def plain(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from dpfedc.privacy.mechanism import Gate
 from dpfedc.randomness import Randomness
 from dpfedc.records import RoundRecord
 
+RELEASE_FIELDS = ("noise_multiplier", "sampling_probability", "sensitivity", "noise_std")
 OnRound = Callable[[RoundRecord], None]
 Diagnose = Callable[[Stage, SiteBatch, State], Mapping[str, float]]
 
@@ -116,14 +117,15 @@ def run(
     gate: Gate,
     *,
     randomness: Randomness,
+    state: State | None = None,
     on_round: OnRound | None = None,
     diagnose: Diagnose | None = None,
 ) -> State:
-    """Run the stages one after another and return the final state.
+    """Run the stages one after another, from a public state, and return the final state.
 
     Products here are tall and thin, for which a second BLAS thread costs more than it gives.
     """
-    state: State = {}
+    state = state or {}
     with threadpool_limits(limits=1, user_api="blas"):
         for stage in stages:
             state = _run_stage(stage, state, sites, gate, randomness, on_round, diagnose)
@@ -151,8 +153,9 @@ def _run_stage(
     for t, cohort in enumerate(rounds, start=1):
         began = time.perf_counter()
         batch = sites.batch(cohort, memory)
-        contribution = method.local(batch, state, t, randomness)
-        released = gate.release(contribution, batch, stage=method.name, t=t)
+        dealing = gate.deal(batch, stage=method.name, t=t, n_parts=method.n_parts(t))
+        contribution = method.local(batch, state, t, dealing, randomness)
+        released = gate.release(contribution, batch, dealing, stage=method.name, t=t)
         if method.listens:
             sites.remember(batch, memory)
             others = np.setdiff1d(everyone, cohort)
@@ -164,7 +167,17 @@ def _run_stage(
         if on_round is not None:
             seconds = time.perf_counter() - began
             exact = diagnose(stage, sites.batch(everyone, memory), state) if diagnose else {}
+            event = gate.events[-1]
+            spent = asdict(event) if event.noise_multiplier else {}
             on_round(
-                RoundRecord(method.name, t, len(cohort), batch.n_records, seconds, dict(exact))
+                RoundRecord(
+                    method.name,
+                    t,
+                    len(cohort),
+                    batch.n_records,
+                    seconds,
+                    release={name: spent[name] for name in RELEASE_FIELDS if spent},
+                    diagnostics=dict(exact),
+                )
             )
     return state

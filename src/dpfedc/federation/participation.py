@@ -18,7 +18,7 @@ def most_rounds_of_a_site(n_sites: int, sites_per_round: int, n_rounds: int) -> 
 def schedule(
     n_sites: int, sites_per_round: int, n_rounds: int, *, rng: np.random.Generator
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield the sorted sites of each round.
+    """Return the sorted sites of each round, one round after another.
 
     Each round takes the sites used least so far, ties broken at random, so after any number of
     rounds no two sites differ by more than one. Sites are dealt from a shuffled deck; when it runs
@@ -26,6 +26,13 @@ def schedule(
     it. Costs one shuffle per deck, not per round.
     """
     require_integer("sites_per_round", sites_per_round, least=1, most=n_sites)
+    require_integer("n_rounds", n_rounds, least=1)
+    return _dealt_rounds(n_sites, sites_per_round, n_rounds, rng)
+
+
+def _dealt_rounds(
+    n_sites: int, sites_per_round: int, n_rounds: int, rng: np.random.Generator
+) -> Iterator[npt.NDArray[np.int64]]:
     deck = rng.permutation(n_sites)
     for _ in range(n_rounds):
         hand, deck = deck[:sites_per_round], deck[sites_per_round:]

@@ -26,21 +26,27 @@ def one_hot(labels: Array, n_clusters: int, like: Array) -> Array:
     return xp.astype(labels[:, None] == columns, like.dtype)
 
 
-def cluster_means(sums: Float, counts: Float, fallback: Float) -> Float:
-    """Return sums / counts; a cluster with less than one record keeps its fallback."""
-    filled = counts >= 1
+def cluster_means(sums: Float, counts: Float, fallback: Float, *, least: float = 1.0) -> Float:
+    """Return sums / counts; a cluster with a count below `least` keeps its fallback."""
+    filled = counts >= least
     return np.where(filled[:, None], sums / np.where(filled, counts, 1)[:, None], fallback)
 
 
 def relocated_centres(
-    centres: Float, counts: Float, spread: Float, directions: Float, *, margin: float = 1.5
+    centres: Float,
+    counts: Float,
+    spread: Float,
+    directions: Float,
+    *,
+    margin: float = 1.5,
+    noise: float = 0.0,
 ) -> Float:
     """Move centres from where two share a cluster to where one serves two.
 
     `spread` is the sum of squared distances within each cluster. Merging clusters a and b costs
     n_a n_b / (n_a + n_b) |c_a - c_b|^2. Splitting cluster l gains about what its spread exceeds the
-    typical one. While the best gain is more than `margin` times the least cost, the pair becomes
-    one centre and the freed centre joins cluster l, both placed along directions_l. Lloyd's
+    typical one. While the best gain exceeds `margin` times the least cost by `noise`, the pair
+    becomes one centre and the freed centre joins cluster l, both placed along directions_l. Lloyd's
     algorithm cannot make such a move. Uses released statistics only.
     """
     k = len(centres)
@@ -57,7 +63,7 @@ def relocated_centres(
         usable[split] = False
         pairs = np.where(usable[:, None] & usable[None, :], cost, np.inf)
         a, b = divmod(int(np.argmin(pairs)), k)
-        if not gain[split] > margin * pairs[a, b]:
+        if not gain[split] > margin * pairs[a, b] + noise:
             break
         total = max(n[a] + n[b], 1.0)
         reach = 0.7 * np.sqrt(spread[split] / max(n[split], 1.0)) * directions[split]

@@ -2,7 +2,8 @@
 
     x~_j = ( (x_j - center) / max(scale, |x_j - center|),  constant )
 
-A scale of None leaves the records as long as they are.
+A scale of None leaves the records as long as they are. With a basis (d x m, orthonormal rows) the
+record is basis x~ instead, without a constant, and centres have d features.
 
 The standardised records are never formed. The method needs three things of them only (products
 with centres, weighted sums, norms), and each follows from one product with the raw records. So a
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
 from dpfedc.kernels import Array
 
@@ -40,31 +41,48 @@ class Standardized:
     factors: Array
     squared_norms: Array
     constant: float
+    basis: Array | None = None
 
     @classmethod
     def of(
-        cls, X: Array, *, center: Array, scale: Array | None, constant: float = 0.0
+        cls,
+        X: Array,
+        *,
+        center: Array,
+        scale: Array | None,
+        constant: float = 0.0,
+        basis: Array | None = None,
     ) -> Standardized:
-        """Return the view; costs one pass over X."""
+        """Return the view; costs one pass over X, and a product with the basis if there is one."""
         xp = array_namespace(X, center)
         norms = centered_norms(X, center)
         factors = xp.ones_like(norms)
         if scale is not None:
             factors = 1 / xp.where(norms > scale, norms, factors * scale)
-        return cls(X, center, factors, (norms * factors) ** 2 + constant**2, constant)
+            # A scale of zero must not turn a record at the centre into infinity times zero.
+            factors = xp.where(xp.isfinite(factors), factors, xp.zeros_like(factors))
+        squares = (norms * factors) ** 2
+        if basis is not None:
+            projected = cls(X, center, factors, squares, 0.0).products(basis)
+            # A record whose norm overflows must stay known as one.
+            squares = xp.where(xp.isfinite(squares), xp.sum(projected**2, axis=1), squares)
+            constant = 0.0
+        return cls(X, center, factors, squares + constant**2, constant, basis)
 
     @property
     def n_features(self) -> int:
         """Return the number of features of x~, the constant included."""
+        if self.basis is not None:
+            return int(self.basis.shape[0])
         return int(self.X.shape[1]) + (self.constant != 0)
 
     def products(self, W: Array) -> Array:
         """Return X~ W' (n x k)."""
-        V = W[:, : self.X.shape[1]]
+        V = W[:, : self.X.shape[1]] if self.basis is None else W @ self.basis
         A = self.X @ V.T
         A -= V @ self.center
         A *= self.factors[:, None]
-        if self.constant:
+        if self.constant and self.basis is None:
             A += self.constant * W[:, -1]
         return A
 
@@ -73,6 +91,8 @@ class Standardized:
         xp = array_namespace(self.X)
         scaled = V * self.factors[:, None]
         sums = scaled.T @ self.X - xp.sum(scaled, axis=0)[:, None] * self.center
+        if self.basis is not None:
+            return sums @ self.basis.T
         if not self.constant:
             return sums
         return xp.concat([sums, self.constant * xp.sum(V, axis=0)[:, None]], axis=1)
@@ -82,7 +102,19 @@ class Standardized:
         xp = array_namespace(self.X)
         formed = xp.take(self.X, index, axis=0) - self.center
         formed *= xp.take(self.factors, index)[:, None]
+        if self.basis is not None:
+            return formed @ self.basis.T
         if not self.constant:
             return formed
         extra = xp.ones_like(formed[:, :1]) * self.constant
         return xp.concat([formed, extra], axis=1)
+
+    def second_moment(self, weights: Array) -> Array:
+        """Return the sum of w_j x~_j x~_j' (without basis and constant), a chunk at a time."""
+        xp, n = array_namespace(self.X), self.X.shape[0]
+        total = self.center[:, None] * self.center * 0
+        for start in range(0, n, CHUNK):
+            index = xp.arange(start, min(start + CHUNK, n), device=device(self.X))
+            rows = self.rows(index)
+            total += rows.T @ (rows * xp.take(weights, index)[:, None])
+        return total

@@ -7,7 +7,7 @@ the round's records, steps against the average, and scales the centres back to n
 
 With `extra_steps` a site instead takes Q2^t = floor(extra_steps / t) + 1 steps on its own copy of
 the centres, each on its own part of the records, and contributes the change; the server averages
-the changes with weights n_i.
+the changes with weights n_i (q n_i where records are sampled).
 
 Memberships start at zero in every round, so they are a function of the record and the broadcast
 centres alone: sites keep nothing between rounds (docs/decisions/0002-stateless-memberships.md).
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
 from dpfedc.kernels import Array
 from dpfedc.kernels.factorization import (
@@ -34,11 +34,19 @@ from dpfedc.kernels.local_steps import local_centroid_step
 from dpfedc.kernels.segments import by_size, segment_sum
 from dpfedc.kernels.standardized import Standardized
 from dpfedc.methods.diagnostics import membership_stationarity
-from dpfedc.methods.preprocessing import standardized_memory, standardized_view
-from dpfedc.methods.protocol import Method, Public, SiteBatch, State
+from dpfedc.methods.preprocessing import (
+    standardized_memory,
+    standardized_view,
+    with_place_and_scale,
+)
+from dpfedc.methods.protocol import Method, Public, SiteBatch, State, broadcast
 from dpfedc.privacy.mechanism import Contribution, RecordSum, Released, SiteValues
+from dpfedc.privacy.sampling import Dealing
 from dpfedc.randomness import Randomness
 from dpfedc.settings import Penalty
+
+W_MAX = 2.0
+"""Centres have unit rows. A site refuses larger ones: in W_i - W they would cost all precision."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,8 @@ class Factorization(Method):
     `step` is the most W can move for one round's gradient, in units of the mean clipped gradient:
     W <- unit rows of (W - (1 - momentum) step / clip_norm * velocity). The orthogonality penalty
     rises in even steps from `first_orthogonality` to the penalty's own: soft memberships first,
-    hard ones last. Every setting is public.
+    hard ones last. `batch_ratio` is the largest size of a part over its expected size (1 without
+    `extra_steps`). Every setting is public.
     """
 
     n_clusters: int
@@ -56,6 +65,7 @@ class Factorization(Method):
     penalty: Penalty = field(default_factory=Penalty)
     membership_steps: int = 10
     extra_steps: int = 0
+    batch_ratio: float = 1.0
     first_orthogonality: float = 0.1
     clip_norm: float = 0.03
     step: float = 24.0
@@ -67,32 +77,37 @@ class Factorization(Method):
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         """Return random unit centres, or the given public ones as directions from the centre."""
-        center, scale = np.zeros(public.n_features), np.asarray(1.0)
-        state = {"center": public.asarray(center), "scale": public.asarray(scale), **state}
+        state = with_place_and_scale(state, public)
         width = public.n_features + (self.constant != 0)
+        if "basis" in state:
+            width = int(state["basis"].shape[0])
         rng = randomness.generator("start")
         W = public.asarray(rng.standard_normal((self.n_clusters, width)))
         if self.init is not None:
             xp = array_namespace(W)
             given = (public.asarray(self.init) - state["center"]) / state["scale"]
+            if "basis" in state:
+                given = given @ state["basis"].T
             W = xp.concat([given, xp.ones_like(W[:, :1]) * self.constant], axis=1)[:, :width]
-        smallest = public.asarray(public.records_per_site.min())
-        return {**state, "W": self._feasible(W), "velocity": W * 0, "smallest_site": smallest}
+        return {**state, "W": self._feasible(W), "velocity": W * 0}
 
     def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
         """Return the standardised view's numbers."""
         return standardized_memory(batch, state, self.constant)
 
-    def local(self, batch: SiteBatch, state: State, t: int, randomness: Randomness) -> Contribution:
+    def local(
+        self, batch: SiteBatch, state: State, t: int, dealing: Dealing, randomness: Randomness
+    ) -> Contribution:
         """Return the sum of the records' gradients, to be clipped to `clip_norm` each."""
-        view, W = standardized_view(batch, state, self.constant), state["W"]
+        view = standardized_view(batch, state, self.constant)
+        W = broadcast(state, "W", most=W_MAX)
         xp = array_namespace(W)
         A, H = self._memberships(view, W, self.orthogonality(t))
         # A record whose numbers overflow is null: weight 0, and nothing that 0 would not cancel.
         finite = xp.isfinite(xp.sum(H, axis=1, keepdims=True))
         H = xp.where(finite, H, xp.zeros_like(H))
-        if self.centroid_steps(t) > 1:
-            return self._local_changes(batch, view, state, H, self.centroid_steps(t))
+        if dealing.n_parts > 1:
+            return self._local_changes(batch, view, W, H, dealing)
         sizes = xp.sqrt(xp.sum(H**2, axis=1))
         norms = 2 * residual_norms(view.squared_norms, A, H, W @ W.T) * sizes
 
@@ -105,9 +120,10 @@ class Factorization(Method):
     def combine(self, state: State, released: Released, t: int) -> State:
         """Return the centres after one step against the released mean gradient."""
         # A local change is minus Q2/eta mean gradients: put it in the same units as one gradient.
-        steps = self.centroid_steps(t)
-        unit = 1.0 if steps == 1 else -self._step_constant(state, steps) / steps
+        parts = self.n_parts(t)
+        unit = 1.0 if parts == 1 else -self.step_constant / parts
         mean = released.value * (unit / released.n_records)
+        mean = array_namespace(mean).astype(mean, state["W"].dtype)
         velocity = self.momentum * state["velocity"] + mean
         reach = (1 - self.momentum) * self.step / self.clip_norm
         W = state["W"] - reach * velocity
@@ -136,8 +152,8 @@ class Factorization(Method):
             **membership_stationarity(A, H, M),
         }
 
-    def centroid_steps(self, t: int) -> int:
-        """Return Q2^t."""
+    def n_parts(self, t: int) -> int:
+        """Return Q2^t: one step of a site's own centres for each part of its records."""
         return self.extra_steps // t + 1
 
     def orthogonality(self, t: int) -> float:
@@ -145,49 +161,58 @@ class Factorization(Method):
         first, last = self.first_orthogonality, self.penalty.orthogonality
         return first + (last - first) * (t - 1) / max(self.n_rounds - 1, 1)
 
-    def _step_constant(self, state: State, steps: int) -> float:
+    @property
+    def step_constant(self) -> float:
         """Return an eta, the same for all sites, at which no local step expands (|h_j| <= 1).
 
-        A step on b of n_i records, weighted Q2/n_i, has curvature at most 2 b Q2/n_i + mu_w, and
-        b <= (n_i + Q2 - 1)/Q2.
+        A step on b records, each weighted 1 / expected size, has curvature at most
+        2 b / expected size + mu_w; 1 / eta may be up to 2 / curvature.
         """
-        largest = 1 + (steps - 1) / float(state["smallest_site"])
-        return largest + self.penalty.centroid_ridge / 2
+        return self.batch_ratio + self.penalty.centroid_ridge / 2
 
     def _local_changes(
-        self, batch: SiteBatch, view: Standardized, state: State, H: Array, steps: int
+        self, batch: SiteBatch, view: Standardized, W: Array, H: Array, dealing: Dealing
     ) -> SiteValues:
-        """Return n_i (W_i - W) for every site: W_i has taken one step per part of the records.
+        """Return q n_i (W_i - W) of every site: W_i has taken one step per part of its records.
 
-        Parts are fixed by slot, and a null record keeps its slot. Memberships are projected to
-        norm <= 1, which the step constant assumes.
+        A null record keeps its slot. Memberships are projected to norm <= 1, which the step
+        constant assumes. Zeroing one record moves W_i by at most C / (expected size * eta), and the
+        expected size of a part is q n_i / Q2: in units of q n_i the same for all sites.
+
+        Steps are taken in double precision: W_i - W is a small difference times n_i, and in single
+        precision a large site's rounding would be as long as a record's share.
         """
-        xp, W = array_namespace(H), state["W"]
+        xp, parts, q = array_namespace(H), dealing.n_parts, dealing.probability
+        double = xp.float64
+        W, H = xp.astype(W, double), xp.astype(H, double)
         H = H / xp.clip(xp.sqrt(xp.sum(H**2, axis=1)), min=1.0)[:, None]
-        eta = self._step_constant(state, steps)
+        part_of = xp.asarray(dealing.part, device=device(H))
 
         def changes(rows: Array, real: Array) -> Array:
             n = xp.sum(xp.astype(real, H.dtype), axis=1)
-            moved = xp.broadcast_to(W, (rows.shape[0], *W.shape))
-            for part in range(steps):
-                every = slice(min(part, rows.shape[1]), None, steps)
-                index, used = rows[:, every], real[:, every]
-                shape, flat = index.shape, xp.reshape(index, (-1,))
-                if batch.present is not None:
-                    used = used & xp.reshape(xp.take(batch.present, flat), shape)
+            shape, flat = rows.shape, xp.reshape(rows, (-1,))
+            used = real
+            if batch.present is not None:
+                used = used & xp.reshape(xp.take(batch.present, flat), shape)
+            X = xp.astype(xp.reshape(view.rows(flat), (*shape, W.shape[1])), double)
+            memberships = xp.reshape(xp.take(H, flat, axis=0), (*shape, W.shape[0]))
+            dealt = xp.reshape(xp.take(part_of, flat), shape)
+            moved = xp.broadcast_to(W, (shape[0], *W.shape))
+            for part in range(parts):
                 moved = local_centroid_step(
-                    xp.reshape(view.rows(flat), (*shape, W.shape[1])),
+                    X,
                     moved,
-                    xp.reshape(xp.take(H, flat, axis=0), (*shape, W.shape[0])),
-                    used,
-                    weight=steps / n,
-                    eta=xp.ones_like(n) * eta,
+                    memberships,
+                    used & (dealt == part),
+                    weight=parts / (q * n),
+                    eta=xp.ones_like(n) * self.step_constant,
                     mu_w=self.penalty.centroid_ridge,
                     record_bound=self.clip_norm,
                 )
-            return (moved - W) * n[:, None, None]
+            return (moved - W) * (q * n)[:, None, None]
 
-        return SiteValues(by_size(changes, H, batch.offsets))
+        sensitivity = self.clip_norm * parts / self.step_constant
+        return SiteValues(by_size(changes, H, batch.offsets), sensitivity)
 
     def _memberships(self, view: Standardized, W: Array, rho: float) -> tuple[Array, Array]:
         A = view.products(W)

@@ -1,83 +1,238 @@
-"""The stages before clustering: the records' mean, and the typical distance from it."""
+"""The stages before clustering: how long records are, where they lie, and how far they spread."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
+from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
+from dpfedc.kernels.host import on_host
+from dpfedc.kernels.lloyd import one_hot
 from dpfedc.kernels.standardized import Standardized, centered_norms
-from dpfedc.methods.protocol import Method, Public, SiteBatch, State
+from dpfedc.methods.protocol import Method, Public, SiteBatch, State, broadcast
 from dpfedc.privacy.mechanism import RecordSum, Released
+from dpfedc.privacy.sampling import Dealing
 from dpfedc.randomness import Randomness
+
+BINS_PER_OCTAVE = 2
+OCTAVES = 40
+N_BINS = 2 * OCTAVES * BINS_PER_OCTAVE
+"""Norms from 2^-40 to 2^40 are told apart; shorter and longer ones fall into the end bins."""
+
+
+def fingerprint(state: State) -> int:
+    """Return a number that stands for what standardising depends on: centre, scale and basis."""
+    names = [name for name in ("center", "scale", "basis") if name in state]
+    content = b"".join(name.encode() + on_host(state[name]).tobytes() for name in names)
+    digest = hashlib.blake2b(content, digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
 
 
 def standardized_memory(batch: SiteBatch, state: State, constant: float) -> dict[str, Array]:
     """Return the per-record numbers of the standardised view, so that no round computes them."""
     view = Standardized.of(
-        batch.X, center=state["center"], scale=state.get("scale"), constant=constant
+        batch.X,
+        center=broadcast(state, "center"),
+        scale=broadcast(state, "scale", above=0) if "scale" in state else None,
+        constant=constant,
+        basis=broadcast(state, "basis") if "basis" in state else None,
     )
-    return {"factors": view.factors, "squared_norms": view.squared_norms}
+    xp, on = array_namespace(batch.X), device(batch.X)
+    made_for = xp.full(batch.n_records, fingerprint(state), dtype=xp.int64, device=on)
+    return {"factors": view.factors, "squared_norms": view.squared_norms, "made_for": made_for}
 
 
 def standardized_view(batch: SiteBatch, state: State, constant: float) -> Standardized:
-    """Return the batch's records as the method sees them, from what the sites remember."""
+    """Return the batch's records as the method sees them, from what the sites remember.
+
+    A server that moved the centre in mid-stage would make the remembered norms wrong, and clipping
+    by them worthless: the site refuses.
+    """
     memory = batch.memory
+    xp = array_namespace(memory["made_for"])
+    if not bool(xp.all(memory["made_for"] == fingerprint(state))):
+        raise InvalidInput("centre, scale and basis must be those that the stage began with")
     return Standardized(
-        batch.X, state["center"], memory["factors"], memory["squared_norms"], constant
+        batch.X,
+        state["center"],
+        memory["factors"],
+        memory["squared_norms"],
+        constant,
+        state.get("basis"),
     )
+
+
+def with_place_and_scale(state: State, public: Public) -> State:
+    """Return the state with a centre and a scale, which are declared ones if none was released.
+
+    Undeclared, the centre is zero and records are taken to have norm at most 1.
+    """
+    return {
+        "center": state.get("origin", public.asarray(np.zeros(public.n_features))),
+        "scale": state.get("bound", public.asarray(np.asarray(1.0))),
+        **state,
+    }
+
+
+@dataclass(frozen=True)
+class Bound(Method):
+    """Release a histogram of the records' norms; `bound` becomes the longest norm in common use.
+
+    Bins are half octaves on a public grid. A bin counts if it holds more than `least_count`
+    records, which the planner sets above the noise; the bound is the upper edge of the highest bin
+    that counts. Longer records are clipped to it. A record is in one bin: sensitivity 1.
+    """
+
+    least_count: float
+    name: str = "bound"
+    n_rounds: int = 1
+
+    def start(self, state: State, public: Public, randomness: Randomness) -> State:
+        """Return the state with the origin that norms are measured from."""
+        return {"origin": public.asarray(np.zeros(public.n_features)), **state}
+
+    def local(
+        self, batch: SiteBatch, state: State, t: int, dealing: Dealing, randomness: Randomness
+    ) -> RecordSum:
+        """Return the counts of norms in half octaves."""
+        xp = array_namespace(batch.X)
+        norms = centered_norms(batch.X, broadcast(state, "origin"))
+        octaves = xp.log2(xp.clip(norms, min=2.0**-OCTAVES, max=2.0**OCTAVES))
+        octaves = xp.where(xp.isfinite(octaves), octaves, xp.zeros_like(octaves))
+        bins = xp.clip(xp.floor((octaves + OCTAVES) * BINS_PER_OCTAVE), min=0, max=N_BINS - 1)
+        members = one_hot(xp.astype(bins, xp.int64), N_BINS, batch.X)
+        finite = xp.where(xp.isfinite(norms), xp.ones_like(norms), norms)
+        return RecordSum(finite, 1.0, lambda weights: weights @ members)
+
+    def combine(self, state: State, released: Released, t: int) -> State:
+        """Return the state with the bound."""
+        counts = on_host(released.value)
+        above = np.flatnonzero(counts > self.least_count)
+        highest = int(above[-1]) if len(above) else int(np.argmax(counts))
+        bound = 2.0 ** ((highest + 1) / BINS_PER_OCTAVE - OCTAVES)
+        like = state["origin"]
+        xp = array_namespace(like)
+        return {**state, "bound": xp.asarray(bound, dtype=like.dtype, device=device(like))}
 
 
 @dataclass(frozen=True)
 class Mean(Method):
-    """Release the sum of the records; the state's `center` becomes their mean."""
+    """Release the sum of the records; the state's `center` becomes their mean.
+
+    Records are clipped to the state's `bound` around its `origin`: that is the sensitivity. Without
+    a bound nothing is clipped.
+    """
 
     name: str = "mean"
     n_rounds: int = 1
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
-        """Return the state with the centre at the origin."""
-        return {**state, "center": public.asarray(np.zeros(public.n_features))}
+        """Return the state with an origin."""
+        return {"origin": public.asarray(np.zeros(public.n_features)), **state}
 
-    def local(self, batch: SiteBatch, state: State, t: int, randomness: Randomness) -> RecordSum:
-        """Return the sum of x_j."""
-        norms = centered_norms(batch.X, state["center"])
-        return RecordSum(norms, math.inf, lambda weights: weights @ batch.X)
+    def local(
+        self, batch: SiteBatch, state: State, t: int, dealing: Dealing, randomness: Randomness
+    ) -> RecordSum:
+        """Return the sum of x_j - origin."""
+        xp, origin = array_namespace(batch.X), broadcast(state, "origin")
+        norms = centered_norms(batch.X, origin)
+
+        def total(weights: Array) -> Array:
+            return weights @ batch.X - xp.sum(weights) * origin
+
+        return RecordSum(norms, float(state.get("bound", math.inf)), total)
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        """Return the state with the mean as its centre."""
-        return {**state, "center": released.value / released.n_records}
+        """Return the state with the mean as its centre, no farther from the origin than the bound.
+
+        A mean of clipped records cannot be farther; noise can.
+        """
+        xp = array_namespace(released.value)
+        mean = released.value / released.n_records
+        if "bound" in state:
+            length = xp.sqrt(xp.sum(mean**2))
+            mean = mean * (state["bound"] / xp.maximum(length, state["bound"]))
+        return {**state, "center": state["origin"] + mean}
 
 
 @dataclass(frozen=True)
 class Scale(Method):
     """Release the sum of |x_j - center|; the state's `scale` becomes `factor` times its mean.
 
-    Records farther out than the scale are clipped to it, so the factor is a little over one.
+    Distances are clipped to the `bound`: that is the sensitivity. Records farther out than the
+    scale are clipped to it later, so the factor is a little over one.
     """
 
     name: str = "scale"
     n_rounds: int = 1
     factor: float = 1.3
+    smallest: float = 2.0**-10
+    """The scale is at least this part of the bound, so that noise cannot make it vanish."""
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
-        """Return the state with a scale to be replaced, and a centre if none was released."""
-        center = public.asarray(np.zeros(public.n_features))
-        return {"center": center, **state, "scale": public.asarray(np.asarray(1.0))}
+        """Return the state with a centre if none was released."""
+        origin = state.get("origin", public.asarray(np.zeros(public.n_features)))
+        return {"center": origin, **state}
 
-    def local(self, batch: SiteBatch, state: State, t: int, randomness: Randomness) -> RecordSum:
+    def local(
+        self, batch: SiteBatch, state: State, t: int, dealing: Dealing, randomness: Randomness
+    ) -> RecordSum:
         """Return the sum of |x_j - center|."""
         xp = array_namespace(batch.X)
-        norms = centered_norms(batch.X, state["center"])
+        norms = centered_norms(batch.X, broadcast(state, "center"))
         finite = xp.where(xp.isfinite(norms), norms, xp.zeros_like(norms))
-        return RecordSum(norms, math.inf, lambda weights: xp.sum(weights * finite))
+        bound = float(state.get("bound", math.inf))
+        return RecordSum(norms, bound, lambda weights: xp.sum(weights * finite))
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        """Return the state with the new scale, kept above zero."""
+        """Return the state with the new scale, kept within public limits."""
         xp = array_namespace(released.value)
-        tiny = float(xp.finfo(released.value.dtype).smallest_normal) ** 0.5
         scale = self.factor * released.value / released.n_records
-        return {**state, "scale": xp.clip(scale, min=tiny)}
+        least = float(xp.finfo(released.value.dtype).smallest_normal) ** 0.5
+        if "bound" not in state:
+            return {**state, "scale": xp.clip(scale, min=least)}
+        bound = float(state["bound"])
+        return {
+            **state,
+            "scale": xp.clip(scale, min=self.smallest * bound, max=self.factor * bound),
+        }
+
+
+@dataclass(frozen=True)
+class Subspace(Method):
+    """Release the sum of x~ x~'; the state's `basis` becomes its leading eigenvectors.
+
+    All later stages work in that subspace, where there is less room for noise. |x~ x~'| <= 1.
+    """
+
+    n_dimensions: int
+    name: str = "subspace"
+    n_rounds: int = 1
+
+    def start(self, state: State, public: Public, randomness: Randomness) -> State:
+        """Return the state with a centre and a scale."""
+        return with_place_and_scale(state, public)
+
+    def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
+        """Return the standardised view's numbers."""
+        return standardized_memory(batch, state, 0.0)
+
+    def local(
+        self, batch: SiteBatch, state: State, t: int, dealing: Dealing, randomness: Randomness
+    ) -> RecordSum:
+        """Return the second moment of the standardised records."""
+        view = standardized_view(batch, state, 0.0)
+        return RecordSum(view.squared_norms, 1.0, view.second_moment, symmetric=True)
+
+    def combine(self, state: State, released: Released, t: int) -> State:
+        """Return the state with the basis (dimensions x features)."""
+        _, vectors = np.linalg.eigh(on_host(released.value))
+        basis = vectors[:, : -self.n_dimensions - 1 : -1].T.copy()
+        moment = released.value
+        xp, on = array_namespace(moment), device(moment)
+        return {**state, "basis": xp.asarray(basis, dtype=moment.dtype, device=on)}

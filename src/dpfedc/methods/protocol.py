@@ -8,13 +8,37 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from array_api_compat import array_namespace
 
+from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
 from dpfedc.privacy.mechanism import Contribution, Released
+from dpfedc.privacy.sampling import Dealing
 from dpfedc.randomness import Randomness
 
 State = Mapping[str, Array]
 """What the server holds and broadcasts: named arrays, all public."""
+
+
+def broadcast(state: State, name: str, *, above: float | None = None, most: float = 0.0) -> Array:
+    """Return a broadcast array, refused unless it is finite and within the given limits.
+
+    A site does not rely on an honest server: numbers out of range would cost the precision that
+    clipping needs. The refusal depends on the broadcast alone. `most` limits the size of every
+    entry (0: any finite size).
+    """
+    values = state[name]
+    xp = array_namespace(values)
+    good = xp.isfinite(values)
+    if above is not None:
+        good = good & (values > above)
+    if most:
+        good = good & (xp.abs(values) <= most)
+    if not bool(xp.all(good)):
+        low = "" if above is None else f" and > {above}"
+        high = f" and at most {most} in size" if most else ""
+        raise InvalidInput(f"the broadcast {name!r} must be finite{low}{high}, got other values")
+    return values
 
 
 @dataclass(frozen=True)
@@ -76,7 +100,13 @@ class Method(Protocol):
         """Do what a site does in a round that it only hears of."""
         return
 
-    def local(self, batch: SiteBatch, state: State, t: int, randomness: Randomness) -> Contribution:
+    def n_parts(self, t: int) -> int:
+        """Return into how many parts the records of round t are dealt."""
+        return 1
+
+    def local(
+        self, batch: SiteBatch, state: State, t: int, dealing: Dealing, randomness: Randomness
+    ) -> Contribution:
         """Return what the batch's sites contribute to round t, not yet released."""
         ...
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
+from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
 from dpfedc.kernels.factorization import (
     centroid_gradient,
@@ -25,6 +26,7 @@ from dpfedc.kernels.factorization import (
     membership_steps,
     record_losses,
 )
+from dpfedc.kernels.host import on_host
 from dpfedc.kernels.local_steps import local_centroid_step
 from dpfedc.kernels.segments import (
     padded_rows,
@@ -36,12 +38,29 @@ from dpfedc.kernels.segments import (
 from dpfedc.methods.diagnostics import membership_stationarity
 from dpfedc.methods.protocol import Method, Public, SiteBatch, State
 from dpfedc.privacy.mechanism import Released, SiteValues
+from dpfedc.privacy.sampling import Dealing
 from dpfedc.randomness import Randomness
 from dpfedc.settings import Penalty
 
 Float = npt.NDArray[Any]
 NoiseRule = Callable[[int, Float, Float], Float]
 """Returns each site's noise_std from Q2, the sites' sampling ratios and their step constants."""
+
+
+def check_noise(noise_std: Float, most: float, t: int) -> None:
+    """Refuse noise so large that the squares of centres would overflow.
+
+    Theorem 2 divides the noise by eta = 5 lambda_max(H'H). A site whose records have no membership
+    above zero has eta = 0; and large noise makes large centres, which make small memberships.
+    """
+    lost = ~(noise_std <= most)
+    if lost.any():
+        raise InvalidInput(
+            f"the noise of Theorem 2 overflows in round {t}: noise_std must be at most {most:.0e}, "
+            f"got {noise_std.max():.0e} at {lost.sum()} of {len(noise_std)} sites, where "
+            "memberships are all near zero. A smaller gradient_bound, a larger epsilon or "
+            "non-negative records may help"
+        )
 
 
 @dataclass(frozen=True)
@@ -91,7 +110,9 @@ class Published(Method):
             A, self._curvature(W), self.membership_steps, batch.memory["H"]
         )
 
-    def local(self, batch: SiteBatch, state: State, t: int, randomness: Randomness) -> SiteValues:
+    def local(
+        self, batch: SiteBatch, state: State, t: int, dealing: Dealing, randomness: Randomness
+    ) -> SiteValues:
         """Return every site's own centres after its mini-batch steps."""
         self.listen(batch, state)
         xp = array_namespace(batch.X)
@@ -117,8 +138,9 @@ class Published(Method):
             )
         std = None
         if self.noise_rule is not None:
-            std = self.noise_rule(steps, steps * b / sizes, np.asarray(eta, dtype=np.float64))
-        return SiteValues(W, std)
+            std = self.noise_rule(steps, steps * b / sizes, on_host(eta))
+            check_noise(std, float(xp.finfo(H.dtype).max) ** 0.25, t)
+        return SiteValues(W, noise_std=std)
 
     def combine(self, state: State, released: Released, t: int) -> State:
         """Return the plain average of the uploads."""

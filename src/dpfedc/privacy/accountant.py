@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
-from dpfedc.privacy.plan import PlannedRelease, PrivacyPlan
-from dpfedc.settings import require_number
+from dpfedc.privacy.plan import RELATION, UNIT, PlannedRelease, PrivacyPlan
+from dpfedc.settings import PrivacyGuarantee, require_number
+
+GRID = 1e-3
+"""Steps in which privacy loss is counted. Rounding is always up; against the closed form it costs
+less than one part in 10,000 of epsilon."""
+RELATIVE_GRID = 1e-5
+"""The same for large epsilon, as a part of it."""
 
 
 def accountant_name() -> str:
@@ -54,7 +61,9 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     top = 1.0
     while gaussian_delta(top, epsilon) < delta:
         top *= 2
-    low = 1e-8
+    low = top
+    while gaussian_delta(low, epsilon) > delta:
+        low /= 2
     return float(brentq(lambda m: gaussian_delta(m, epsilon) - delta, low, top, xtol=1e-13))
 
 
@@ -71,12 +80,12 @@ def dp_event(releases: Iterable[PlannedRelease]) -> Any:
     return dp.ComposedDpEvent([one(release) for release in releases])
 
 
-def pld_epsilon(event: Any, delta: float, *, interval: float = 1e-4) -> float:
-    """Return epsilon at delta, rounded up by the PLD's grid (`interval`)."""
+def pld_epsilon(event: Any, delta: float, *, grid: float = GRID) -> float:
+    """Return epsilon at delta, rounded up by the PLD's grid."""
     import dp_accounting as dp
     from dp_accounting import pld
 
-    accountant = pld.PLDAccountant(dp.NeighboringRelation.REPLACE_SPECIAL, interval)
+    accountant = pld.PLDAccountant(dp.NeighboringRelation.REPLACE_SPECIAL, grid)
     accountant.compose(event)
     return float(accountant.get_epsilon(delta))
 
@@ -93,7 +102,48 @@ def rdp_epsilon(event: Any, delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
+@lru_cache(maxsize=1024)
+def releases_epsilon(releases: tuple[PlannedRelease, ...], delta: float) -> float:
+    """Return the epsilon, at delta, of everything that one site can meet.
+
+    The grid grows with epsilon, or a PLD with weak noise would take minutes.
+    """
+    grid = GRID
+    if releases and delta > 0:
+        mu = math.sqrt(sum(r.rounds_per_site / r.noise_multiplier**2 for r in releases))
+        grid = max(GRID, RELATIVE_GRID * gaussian_epsilon(mu, delta))
+    return pld_epsilon(dp_event(releases), delta, grid=grid)
+
+
 def plan_epsilon(plan: PrivacyPlan, delta: float | None = None) -> float:
     """Return the epsilon that the plan promises to every record, at its delta or another one."""
     usable = (plan.delta if delta is None else delta) - plan.spare_delta
-    return pld_epsilon(dp_event(plan.releases), usable)
+    return releases_epsilon(plan.releases, usable)
+
+
+def guarantee(plan: PrivacyPlan, stamp: str | None) -> PrivacyGuarantee:
+    """Return the promise that the plan makes."""
+    epsilon = plan_epsilon(plan)
+    alone = epsilon
+    if plan.trust == "secure-aggregation":
+        # Against all other sites only the site's own share of the noise is left. The closed form
+        # ignores sampling, which can only help.
+        mu = sum(
+            r.rounds_per_site * plan.honest_shares(r.sites_per_round) / r.noise_multiplier**2
+            for r in plan.releases
+        )
+        alone = gaussian_epsilon(mu**0.5, plan.delta - plan.spare_delta)
+    return PrivacyGuarantee(
+        epsilon=epsilon,
+        delta=plan.delta,
+        unit=UNIT,
+        relation=RELATION,
+        trust=plan.trust,
+        min_survivors=plan.min_survivors,
+        colluding_sites=plan.colluding_sites,
+        epsilon_if_others_collude=alone,
+        accountant=accountant_name(),
+        rounds_per_site={r.stage: r.rounds_per_site for r in plan.releases},
+        stamp=stamp,
+        event=dp_event(plan.releases),
+    )

@@ -7,15 +7,17 @@ from functools import lru_cache
 
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.accountant import (
-    dp_event,
     gaussian_mu,
     plan_epsilon,
-    pld_epsilon,
+    releases_epsilon,
 )
 from dpfedc.privacy.plan import PlannedRelease, PrivacyPlan
 
 NUDGE = 1.0001
 """Noise is raised in steps of this factor until the accountant confirms the target."""
+LEAST_NOISE = 0.2
+"""The search for a sampled stage's z ends near here. Records that are sampled less often than delta
+would need no noise at all, and less noise than this is of no use to anyone."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class StageBudget:
 
     stage: str
     n_rounds: int
+    sites_per_round: int
     rounds_per_site: int
     share: float
     sampling_probability: float = 1.0
@@ -59,6 +62,7 @@ def _calibrated(
         PlannedRelease(
             b.stage,
             b.n_rounds,
+            b.sites_per_round,
             b.rounds_per_site,
             (b.rounds_per_site / b.share) ** 0.5 / mu,
             b.sampling_probability,
@@ -68,7 +72,7 @@ def _calibrated(
     for i, budget in enumerate(budgets):
         if budget.sampling_probability < 1:
             releases = _with_sampled_noise(releases, i, epsilon, delta)
-    while pld_epsilon(dp_event(releases), delta) > epsilon:
+    while releases_epsilon(releases, delta) > epsilon:
         releases = tuple(replace(r, noise_multiplier=r.noise_multiplier * NUDGE) for r in releases)
     return releases
 
@@ -76,7 +80,7 @@ def _calibrated(
 def _with_sampled_noise(
     releases: tuple[PlannedRelease, ...], i: int, epsilon: float, delta: float
 ) -> tuple[PlannedRelease, ...]:
-    """Return the releases with the least z in place i, found on a coarse PLD.
+    """Return the releases with the least z in place i, found by bisection.
 
     Sampling only helps, so the z without it is an upper end.
     """
@@ -85,12 +89,14 @@ def _with_sampled_noise(
         return (*releases[:i], replace(releases[i], noise_multiplier=z), *releases[i + 1 :])
 
     def enough(z: float) -> bool:
-        return pld_epsilon(dp_event(at(z)), delta, interval=1e-3) <= epsilon
+        return releases_epsilon(at(z), delta) <= epsilon
 
     high = releases[i].noise_multiplier
     low = high / 2
-    while enough(low):
+    while low > LEAST_NOISE and enough(low):
         low, high = low / 2, low
+    if low <= LEAST_NOISE:
+        return at(high)
     while high / low > NUDGE:
         middle = (low * high) ** 0.5
         if enough(middle):

@@ -34,12 +34,16 @@ class PlannedRelease:
 
     stage: str
     n_rounds: int
+    sites_per_round: int
     rounds_per_site: int
     noise_multiplier: float
     sampling_probability: float = 1.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.stage, str) or not self.stage:
+            raise InvalidInput(f"stage must be a name, got {self.stage!r}")
         require_integer("n_rounds", self.n_rounds, least=1)
+        require_integer("sites_per_round", self.sites_per_round, least=1)
         require_integer("rounds_per_site", self.rounds_per_site, least=1, most=self.n_rounds)
         require_number("noise_multiplier", self.noise_multiplier, above=0)
         require_number("sampling_probability", self.sampling_probability, above=0, most=1)
@@ -74,6 +78,11 @@ class PrivacyPlan:
         names = [release.stage for release in self.releases]
         if len(set(names)) != len(names):
             raise InvalidInput(f"every stage must be planned once, got {', '.join(names)}")
+        for release in self.releases:
+            most = self.n_sites
+            require_integer("sites_per_round", release.sites_per_round, least=1, most=most)
+            if self.trust == "secure-aggregation":
+                self.honest_shares(release.sites_per_round)  # refuse now, not after some releases
 
     def of_stage(self, stage: str) -> PlannedRelease:
         """Return the releases planned for a stage; what is not planned is not released."""
@@ -118,5 +127,5 @@ class PrivacyPlan:
                 raise InvalidInput(f"a privacy plan must be for unit {UNIT}, relation {RELATION}")
             releases = tuple(PlannedRelease(**release) for release in fields.pop("releases"))
             return cls(releases, **fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidInput(f"not a privacy plan: {error}") from error

@@ -65,3 +65,32 @@ def dealt_by_coins(
     )
     part = np.floor(draw * (n_parts / probability)).astype(np.int64)
     return Dealing(probability, n_parts, np.where(part < n_parts, part, -1))
+
+
+def largest_batch_ratio(
+    records_per_site: npt.NDArray[np.int64],
+    extra_steps: int,
+    n_rounds: int,
+    *,
+    probability: float,
+    failure: float,
+) -> float:
+    """Return the largest size of a part over its expected size, at any site in any round.
+
+    Dealt by slot a part has at most ceil(n_i / Q2) records, for certain. Drawn by coins it has more
+    than b with the probability of a binomial tail; b is the least number for which all parts of all
+    rounds of a site together exceed it with probability at most `failure`.
+    """
+    sizes = np.unique(records_per_site)
+    steps = np.unique([extra_steps // t + 1 for t in range(1, n_rounds + 1)])
+    n_parts = sum(extra_steps // t + 1 for t in range(1, n_rounds + 1))
+    ratios = []
+    for parts in steps[steps > 1].tolist():
+        if probability == 1:
+            most = -(-sizes // parts)
+        else:
+            from scipy.stats import binom
+
+            most = np.maximum(binom.isf(failure / n_parts, sizes - 1, probability / parts), 1)
+        ratios.append(float((most * parts / (probability * sizes)).max()))
+    return max(ratios, default=1.0)

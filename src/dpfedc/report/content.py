@@ -14,6 +14,13 @@ from dpfedc.data.partition import by_column
 from dpfedc.evaluation.metrics import cluster_sizes, kmeans_cost, scores
 from dpfedc.model_file import ClusterModel
 from dpfedc.records import RunRecord
+from dpfedc.report.privacy import (
+    STAGES_CAPTION,
+    STAGES_HEAD,
+    privacy_paragraphs,
+    recorded_plan,
+    stage_rows,
+)
 
 if TYPE_CHECKING:
     from dpfedc.report.page import ReportContent, Row
@@ -122,28 +129,23 @@ def summary_sentences(outcome: Outcome) -> list[str]:
     settings, rounds = outcome.record.settings, outcome.record.rounds
     n_sites, n_clusters = settings["n_sites"], settings["n_clusters"]
     sizes = np.bincount(outcome.labels, minlength=n_clusters)
+    each = f"{sizes.min():,} to {sizes.max():,} records"
+    if sizes.min() == sizes.max():
+        each = f"{sizes.max():,} records each"
     where = "at one site" if n_sites == 1 else f"at {n_sites:,} sites"
     sentences = [
         f"{settings['n_records']:,} records with {settings['n_features']:,} features {where} "
-        f"were put into {n_clusters} clusters of {sizes.min():,} to {sizes.max():,} records, in "
-        f"{len(rounds)} rounds."
+        f"were put into {n_clusters} clusters of {each}, in {len(rounds)} rounds."
     ]
     if n_sites > 1:
         sentences.append("To find them, each site's records were used at that site only.")
     return sentences
 
 
-def privacy_sentences(record: RunRecord) -> list[str]:
+def outcome_privacy(outcome: Outcome) -> list[str]:
     """Return what the run promises about any one record, and what it does not."""
-    epsilon, delta = record.settings["epsilon"], record.settings["delta"]
-    if epsilon is None:
-        return ["This run adds no noise yet, so it promises no privacy."]
-    return [
-        f"This run adds the noise that the paper states for a total privacy loss of "
-        f"epsilon = {epsilon:g} at delta = {delta:g} for each record. The paper's argument is not "
-        f"a proof, so this run promises no privacy.",
-        "Labels, cluster sizes and scores are exact: noise was added to the centres only.",
-    ]
+    sizes = np.bincount(by_column(outcome.sites)[0])
+    return privacy_paragraphs(outcome.record, sizes)
 
 
 def report_content(outcome: Outcome, *, title: str, how_made: Sequence[str]) -> ReportContent:
@@ -152,12 +154,16 @@ def report_content(outcome: Outcome, *, title: str, how_made: Sequence[str]) -> 
 
     rows, names = by_column(outcome.sites)
     centres = outcome.model.cluster_centers
+    plan = recorded_plan(outcome.record)
     labelled = "accuracy" in outcome.scores
     return ReportContent(
         title=title,
         record=outcome.record,
         summary=summary_sentences(outcome),
-        privacy=privacy_sentences(outcome.record),
+        privacy=outcome_privacy(outcome),
+        stage_head=STAGES_HEAD,
+        stage_rows=[] if plan is None else stage_rows(plan),
+        stage_caption=STAGES_CAPTION,
         table_head=("score", "this run", "pooled k-means"),
         table_rows=score_rows(outcome.scores, outcome.pooled),
         table_caption=_LABELS_EXPLAINED + _COST_EXPLAINED if labelled else _COST_EXPLAINED,

@@ -12,7 +12,6 @@ from html import escape
 from itertools import groupby
 from numbers import Integral
 from pathlib import Path
-from string import Template
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -20,8 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfedc.errors import InvalidInput
+from dpfedc.privacy.statement import NOT_COVERED, split_subject
 from dpfedc.records import RunRecord
 from dpfedc.report import figures
+from dpfedc.report.style import PAGE, STYLE
 
 Row = tuple[str, str | float | None, str | float | None]
 """The name of a metric, its value in this run, and the reference; None is shown as a dash."""
@@ -34,6 +35,7 @@ PICTURE_NAMES = ("objective", "accuracy", "centres", "sizes")
 class ReportContent:
     """All that the page says. Every text is shown as it is: no markup, no formulas.
 
+    A paragraph on privacy starts with its subject and a colon; the table of stages stands below.
     `centres` is (clusters x features) and `sizes` (sites x clusters); leave out what must not be
     shown. `how_made` is the command that made the run.
     """
@@ -42,6 +44,9 @@ class ReportContent:
     record: RunRecord
     summary: Sequence[str] = ()
     privacy: Sequence[str] = ()
+    stage_head: Sequence[str] = ()
+    stage_rows: Sequence[Sequence[str]] = ()
+    stage_caption: str = "Stages"
     table_head: tuple[str, str, str] = ("metric", "this run", "reference")
     table_rows: Sequence[Row] = ()
     table_caption: str = "Results"
@@ -155,7 +160,6 @@ def _stage_spans(record: RunRecord) -> list[figures.Span]:
 def _page(content: ReportContent, pictures: Sequence[_Picture]) -> str:
     record = content.record
     stamps = "".join(f"<li>{escape(stamp)}</li>" for stamp in record.stamps)
-    privacy = [f"<p>{escape(text)}</p>" for text in content.privacy]
     # A word of the command is not to be broken at its hyphens.
     words = re.sub(r"\S+", lambda word: f"<span>{escape(word[0])}</span>", content.how_made)
     command = f"<pre><code>{words}</code></pre>" if words else ""
@@ -166,14 +170,14 @@ def _page(content: ReportContent, pictures: Sequence[_Picture]) -> str:
         f'<ul class="stamps" aria-label="Notes on this run">{stamps}</ul>' if stamps else "",
         *(f'<p class="summary">{escape(sentence)}</p>' for sentence in content.summary),
         "</header>",
-        _section("Privacy", "\n".join(privacy), kind="privacy"),
+        _section("Privacy", _privacy(content), kind="privacy"),
         _section("Results", _results(content)),
         _section("Figures", "".join(_figure(p) for p in pictures), kind="figures"),
         _section("Settings", _settings(record.settings)),
         _section("How this was made", command),
     ]
     lines = "\n".join(line for line in body if line)
-    return _PAGE.substitute(title=escape(content.title), style=_STYLE, body=lines)
+    return PAGE.substitute(title=escape(content.title), style=STYLE, body=lines)
 
 
 def _section(heading: str, inside: str, kind: str = "plain") -> str:
@@ -181,6 +185,21 @@ def _section(heading: str, inside: str, kind: str = "plain") -> str:
     if not inside:
         return ""
     return f'<section class="{kind}">\n<h2>{escape(heading)}</h2>\n{inside}\n</section>'
+
+
+def _privacy(content: ReportContent) -> str:
+    """Return the promise; what it does not cover is in red."""
+    lines = []
+    for paragraph in content.privacy:
+        subject, rest = split_subject(paragraph)
+        kind = ' class="open"' if subject.startswith(NOT_COVERED) else ""
+        lead = f"<strong>{escape(subject)}:</strong> " if subject else ""
+        lines.append(f"<p{kind}>{lead}{escape(rest)}</p>")
+    if content.stage_rows:
+        lines.append(
+            _table(content.stage_caption, content.stage_head, content.stage_rows, "stages")
+        )
+    return "\n".join(lines)
 
 
 def _results(content: ReportContent) -> str:
@@ -237,63 +256,3 @@ def _value(value: str | float | None, digits: int = 4) -> str:
         return f"{value:,.0f}"
     # Zeros at the end are kept, so that the numbers of a column line up.
     return f"{value:#.{digits}g}".rstrip(".") if abs(value) >= 0.001 else f"{value:.{digits}g}"
-
-
-_PAGE = Template("""\
-<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>$title</title>
-<style>
-$style</style></head>
-<body><main>
-$body
-</main></body></html>
-""")
-
-_STYLE = """\
-:root { color-scheme: light dark; --paper: #f6f8fa; --card: #fff; --ink: #1f2933; --soft: #56626c;
-  --rule: #d5dce2; --accent: #0b62a4; --tint: #eaf3fa; --note: #7a4a00; --note-tint: #fff4dc; }
-@media screen and (prefers-color-scheme: dark) {
-  :root { --paper: #14191e; --card: #1c232a; --ink: #e4e9ed; --soft: #a3b0ba; --rule: #36414b;
-    --accent: #6cb4ea; --tint: #17293a; --note: #f2c879; --note-tint: #3a2e14; }
-  img { padding: .6rem; } }
-* { box-sizing: border-box; } section { margin-top: 2.25rem; } p { margin: 0 0 .6rem; }
-body { margin: 0; background: var(--paper); color: var(--ink); overflow-wrap: break-word;
-  font: 1rem/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
-main { max-width: 70rem; margin: 0 auto; padding: clamp(1rem, 4vw, 3rem); }
-header, table, pre, .privacy { max-width: 48rem; }
-h1 { font-size: clamp(1.5rem, 1.1rem + 2vw, 2.25rem); line-height: 1.2; margin: 0; }
-h2 { font-size: 1.25rem; line-height: 1.3; } h3 { font-size: 1rem; } h2, h3 { margin: 0 0 .75rem; }
-.made { color: var(--soft); margin: .35rem 0 1rem; } .summary { font-size: 1.0625rem; }
-.stamps { display: flex; flex-wrap: wrap; gap: .5rem; list-style: none; margin: 0 0 1rem;
-  padding: 0; }
-.stamps li { background: var(--note-tint); color: var(--note); border: 1px solid currentcolor;
-  border-radius: 1rem; padding: .1rem .75rem; font-size: .875rem; font-weight: 600; min-width: 0; }
-.privacy { background: var(--tint); border-left: .3rem solid var(--accent); border-radius: .4rem;
-  padding: 1.1rem 1.25rem .6rem; }
-.privacy h2, summary { color: var(--accent); } .wide { overflow-x: auto; }
-table { width: 100%; border-collapse: collapse; font-variant-numeric: tabular-nums; }
-caption { text-align: left; color: var(--soft); padding-bottom: .4rem; }
-th, td { padding: .45rem 0 .45rem .75rem; border-bottom: 1px solid var(--rule); text-align: right;
-  vertical-align: top; font-weight: 400; }
-th:first-child { text-align: left; padding-left: 0; }
-thead th { color: var(--soft); font-size: .875rem; border-bottom-width: 2px; }
-.settings td { overflow-wrap: anywhere; min-width: 6rem; } .settings * { text-align: left; }
-.figures { display: grid; gap: 1.25rem; align-items: start;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }
-.figures h2 { grid-column: 1 / -1; margin: 0; }
-figure, pre { margin: 0; padding: clamp(.75rem, 2vw, 1.25rem); background: var(--card);
-  border: 1px solid var(--rule); border-radius: .5rem; }
-img { display: block; max-width: 100%; height: auto; margin: 0 auto; background: #fff;
-  border-radius: .25rem; }
-figcaption { color: var(--soft); font-size: .875rem; line-height: 1.5; margin-top: .75rem; }
-summary { cursor: pointer; margin-bottom: .75rem; width: fit-content; }
-pre { white-space: pre-wrap; font-size: .875rem; }
-pre span { display: inline-block; max-width: 100%; }
-@media print {
-  :root { --paper: #fff; } main { max-width: none; padding: 0; }
-  figure, tr, .privacy, pre { break-inside: avoid; } h2, h3, caption { break-after: avoid; }
-  details::details-content { content-visibility: visible; block-size: auto; } }
-"""

@@ -16,6 +16,8 @@ from dpfedc.data.partition import by_column
 from dpfedc.errors import InvalidInput
 
 LABELS_HEAD = "site,record,cluster\n"
+PLAN_HEAD = '{\n "unit": "'
+"""How the JSON of a privacy plan starts."""
 
 
 def write_centres(path: Path, names: Sequence[str], centres: npt.NDArray[Any]) -> None:
@@ -55,12 +57,21 @@ def numbers_at_site(sites: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 def require_labels_path(path: Path, *, inputs: Iterable[Path] = ()) -> None:
     """Say why labels cannot be written to `path`; a file that is not labels is never replaced."""
+    _require_own_file(path, LABELS_HEAD, "earlier labels", inputs)
+
+
+def require_plan_path(path: Path) -> None:
+    """Say why a privacy plan cannot be written to `path`; only an earlier plan is replaced."""
+    _require_own_file(path, PLAN_HEAD, "an earlier plan", ())
+
+
+def _require_own_file(path: Path, head: str, what: str, inputs: Iterable[Path]) -> None:
     require_writable(path.parent)
     if os.path.lexists(path):
         require_replaceable(path, inputs)
-        if not starts_with(path, LABELS_HEAD):
+        if not starts_with(path, head):
             raise InvalidInput(
-                f"the output must be a new file or earlier labels, got the other file {path}"
+                f"the output must be a new file or {what}, got the other file {path}"
             )
 
 

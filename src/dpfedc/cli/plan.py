@@ -1,0 +1,143 @@
+"""`dpfedc plan`: what a run would do and promise, before any data are touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpfedc.cli.console import print_paragraphs, print_path
+from dpfedc.cli.options import (
+    Clusters,
+    ColludingSites,
+    Delta,
+    Epsilon,
+    MinSurvivors,
+    SamplingProbability,
+    Trust,
+    WhoIsTrusted,
+    count_option,
+    flag_option,
+)
+from dpfedc.cli.planned import planned, privacy_settings
+from dpfedc.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+def plan(
+    records: Annotated[
+        str,
+        typer.Option(
+            metavar="N",
+            help="How many records there are: of all --sites together (10000), or of each site "
+            "(100,250,80).",
+            show_default=False,
+        ),
+    ],
+    features: Annotated[int, count_option("How many columns a record has.", show_default=False)],
+    clusters: Clusters,
+    sites: Annotated[
+        int | None,
+        count_option("How many sites share the records evenly.", show_default=False),
+    ] = None,
+    epsilon: Epsilon = None,
+    delta: Delta = 1e-5,
+    trust: WhoIsTrusted = Trust.LOCAL,
+    min_survivors: MinSurvivors = None,
+    colluding_sites: ColludingSites = None,
+    sampling_probability: SamplingProbability = 1.0,
+    rounds: Annotated[
+        int | None,
+        count_option("Rounds of the search for clusters.", show_default="chosen by the planner"),
+    ] = None,
+    sites_per_round: Annotated[
+        int | None, count_option("How many sites take part in a round.", show_default="all")
+    ] = None,
+    bound_declared: Annotated[
+        bool,
+        flag_option(
+            "--bound-declared",
+            "The length of the longest record will be declared (`fit --norm-bound`), so that no "
+            "budget is spent on finding it out.",
+        ),
+    ] = False,
+    json: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also write the privacy plan as JSON, for `dpfedc account`.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Say what a private run would do, and what it would promise.
+
+    Only the numbers given here are used: no data are read. Use it to see whether there are enough
+    records for the privacy you want, before you ask anyone for data.
+    """
+    from dpfedc.planning.words import plan_in_words
+
+    sizes = records_per_site(records, sites)
+    settings = {
+        **privacy_settings(
+            epsilon=epsilon,
+            delta=delta,
+            trust=trust,
+            min_survivors=min_survivors,
+            colluding_sites=colluding_sites,
+            sampling_probability=sampling_probability,
+        ),
+        "n_clusters": clusters,
+        "n_rounds": "auto" if rounds is None else rounds,
+        "sites_per_round": sites_per_round,
+        "norm_bound": 1.0 if bound_declared else "auto",
+    }
+    if json is not None:
+        from dpfedc.report.tables import require_plan_path
+
+        require_plan_path(json)
+    require_feasible(int(sizes.sum()), len(sizes), clusters, sites_per_round, sampling_probability)
+    run_plan, facts, target = planned(settings, features, sizes)
+    print_paragraphs(plan_in_words(run_plan, facts, target))
+    if json is not None and run_plan.privacy is not None:
+        json.parent.mkdir(parents=True, exist_ok=True)
+        json.write_text(run_plan.privacy.to_json() + "\n", encoding="utf-8")
+        print_path("Privacy plan", json)
+
+
+def records_per_site(text: str, n_sites: int | None) -> npt.NDArray[np.int64]:
+    """Return the records of each site: those given, or one number split evenly."""
+    import numpy as np
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise InvalidInput(f"--records must be whole numbers >= 1, got {text!r}")
+    counts = [int(part) for part in parts]
+    if len(counts) > 1:
+        if n_sites not in (None, len(counts)):
+            raise InvalidInput(
+                f"--records for each site must fit --sites {n_sites}, got {len(counts)} numbers"
+            )
+        return np.asarray(counts)
+    if n_sites is None:
+        raise InvalidInput("--records with one number needs --sites, got none")
+    if counts[0] < n_sites:
+        raise InvalidInput(f"every site must have a record, got {counts[0]} for {n_sites} sites")
+    return np.bincount(np.arange(counts[0]) % n_sites)
+
+
+def require_feasible(
+    n_records: int, n_sites: int, n_clusters: int, sites_per_round: int | None, probability: float
+) -> None:
+    """Say which numbers contradict each other."""
+    from dpfedc.settings import require_integer, require_number
+
+    if n_records < n_clusters:
+        raise InvalidInput(f"--records must be >= --clusters {n_clusters}, got {n_records}")
+    if sites_per_round is not None:
+        require_integer("--sites-per-round", sites_per_round, least=1, most=n_sites)
+    require_number("--sampling-probability", probability, above=0, most=1)

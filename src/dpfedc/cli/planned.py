@@ -1,0 +1,70 @@
+"""From options to the plan of a run: what `plan` prints and `fit` follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from dpfedc.cli.options import DEFAULT_EPSILON, Trust
+from dpfedc.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from dpfedc.planning.facts import Federation, RunPlan
+    from dpfedc.settings import PrivacyTarget
+
+
+def privacy_settings(
+    *,
+    epsilon: float | None,
+    no_noise: bool = False,
+    delta: float,
+    trust: Trust,
+    min_survivors: int | None,
+    colluding_sites: int | None,
+    sampling_probability: float,
+) -> dict[str, Any]:
+    """Return the estimator's settings on privacy, or say which options exclude each other."""
+    if no_noise and epsilon is not None:
+        raise InvalidInput(f"--no-noise and --epsilon exclude each other, got --epsilon {epsilon}")
+    if trust is not Trust.SECURE_AGGREGATION:
+        together = {"--min-survivors": min_survivors, "--colluding-sites": colluding_sites}
+        for option, value in together.items():
+            if value is not None:
+                raise InvalidInput(
+                    f"{option} needs --trust secure-aggregation, got --trust {trust}"
+                )
+    chosen = DEFAULT_EPSILON if epsilon is None else epsilon
+    return {
+        "epsilon": None if no_noise else chosen,
+        "delta": delta,
+        "trust": str(trust),
+        "min_survivors": min_survivors,
+        "colluding_sites": colluding_sites or 0,
+        "sampling_probability": sampling_probability,
+    }
+
+
+def planned(
+    settings: Mapping[str, Any], n_features: int, records_per_site: npt.NDArray[np.int64]
+) -> tuple[RunPlan, Federation, PrivacyTarget | None]:
+    """Return the plan that the estimator makes from these settings, and what it is made from."""
+    from dpfedc.planning.facts import Choices, Federation
+    from dpfedc.planning.normalized import normalized_plan
+    from dpfedc.planning.published import published_plan
+    from dpfedc.settings import PrivacyTarget
+
+    names = {f.name for f in fields(Choices)} & settings.keys()
+    declared = settings.get("norm_bound", "auto") != "auto"
+    choices = Choices(**{name: settings[name] for name in names}, declared_bound=declared)
+    facts, target = Federation(n_features, records_per_site), None
+    if settings["epsilon"] is not None:
+        names = {f.name for f in fields(PrivacyTarget)}
+        target = PrivacyTarget(**{name: settings[name] for name in names})
+    if settings.get("variant") == "published":
+        # The energy of the data sets penalties alone, of which the words say nothing.
+        return published_plan(choices, facts, mean_energy=0.0, target=target), facts, target
+    return normalized_plan(choices, facts, target), facts, target

@@ -1,0 +1,64 @@
+"""What the accountant makes of the published noise: the paper's own, set against its true reach.
+
+A site uploads W_local = W - (1/eta) (the sum of Q2 gradients). Where every gradient is clipped to
+norm G, W_local lies within G Q2 / eta of W whatever the records are, so two neighbouring data sets
+(one record replaced, or made null) move it by at most 2 G Q2 / eta: the paper's sensitivity. Each
+round is then a Gaussian release with noise multiplier z_t = noise_std / (2 G Q2 / eta).
+
+No amplification by sampling is claimed: the paper draws batches of fixed size without replacement,
+which is not the sampling that the accountant knows. And eta is computed from private memberships,
+which nothing here covers. So the epsilon below is for what the noise would give if eta were public.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from dpfedc.errors import InvalidInput
+from dpfedc.privacy.accountant import GRID, RELATIVE_GRID, gaussian_epsilon, pld_epsilon
+from dpfedc.settings import require_integer, require_number
+
+
+def worst_rounds(noise_multipliers: npt.ArrayLike, rounds_per_site: int) -> npt.NDArray[np.float64]:
+    """Return the noise multipliers that the worst-off site can meet, least first.
+
+    Rows are rounds, columns sites. Which rounds a site is in is left to chance, so a site is taken
+    to be in the `rounds_per_site` rounds with the least noise. Gaussian releases compose to one
+    with mu^2 = sum of 1 / z^2: the worst-off site has the largest.
+
+    >>> worst_rounds([[1.0, 2.0], [4.0, 3.0], [2.0, 2.0]], 2).tolist()
+    [1.0, 2.0]
+    """
+    z = np.asarray(noise_multipliers, dtype=np.float64)
+    if z.ndim != 2 or z.size == 0 or not (np.isfinite(z) & (z >= 0)).all():
+        raise InvalidInput(
+            f"noise_multipliers must be a matrix of numbers >= 0, got shape {z.shape}"
+        )
+    require_integer("rounds_per_site", rounds_per_site, least=1, most=len(z))
+    least = np.sort(z, axis=0)[:rounds_per_site]
+    with np.errstate(divide="ignore"):
+        site = int(np.argmax((1 / least**2).sum(axis=0)))
+    return np.asarray(least[:, site])
+
+
+def published_epsilon(
+    noise_multipliers: npt.ArrayLike, *, rounds_per_site: int, delta: float, clipped: bool
+) -> float:
+    """Return, by the PLD accountant, the epsilon at delta of the published noise.
+
+    `noise_multipliers` has a row per round and a column per site; see `worst_rounds`. It is
+    infinite where no gradient is clipped, for one record can then move an upload by any amount.
+    """
+    import dp_accounting as dp
+
+    require_number("delta", delta, above=0, below=1)
+    worst = worst_rounds(noise_multipliers, rounds_per_site)
+    if not clipped or worst[0] == 0:
+        return math.inf
+    mu = math.sqrt(float((1 / worst**2).sum()))
+    # The published noise can be so weak that epsilon is in the thousands.
+    grid = max(GRID, RELATIVE_GRID * gaussian_epsilon(mu, delta))
+    return pld_epsilon(dp.GaussianDpEvent(1 / mu), delta, grid=grid)

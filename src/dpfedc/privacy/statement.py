@@ -1,0 +1,116 @@
+"""What a run promises, in plain words."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dpfedc.settings import PrivacyGuarantee
+
+FROM_WHOM = {
+    "local": "everyone who sees the uploads: the server, the other sites, and whoever listens in",
+    "secure-aggregation": "the server and everyone outside the federation who sees the results; "
+    "against curious sites as far as they are counted as colluding",
+    "trusted-server": "everyone but the server",
+}
+HOW_IT_WORKS = {
+    "local": "Each site adds its own noise before anything leaves it.",
+    "secure-aggregation": "The uploads are added up in secret (secure aggregation): the server "
+    "learns their sum and nothing else, and each site adds a share of the noise.",
+    "trusted-server": "The server adds the noise, and sees the sites' exact uploads.",
+}
+
+NOT_COVERED = ("Not protected", "Note", "Warning")
+"""How the subjects of paragraphs start that must stand out: what a promise does not cover."""
+
+
+def split_subject(paragraph: str) -> tuple[str, str]:
+    """Return the subject in front of a paragraph's first colon, and the rest.
+
+    >>> split_subject("From whom: everyone."), split_subject("No subject.")
+    (('From whom', 'everyone.'), ('', 'No subject.'))
+    """
+    subject, colon, rest = paragraph.partition(": ")
+    return (subject, rest) if colon and len(subject) <= 24 else ("", paragraph)
+
+
+def rounded_up(value: float, digits: int) -> str:
+    """Return epsilon with so many digits, rounded up.
+
+    >>> rounded_up(7.99992, 4), rounded_up(9.9991, 4), rounded_up(2980.96, 3)
+    ('8.000', '10.00', '2,990')
+    """
+    if not math.isfinite(value):
+        return "infinite"
+    if value <= 0:
+        return "0"
+    places = digits - 1 - math.floor(math.log10(value))
+    rounded = math.ceil(value * 10.0**places - 1e-9) / 10.0**places
+    # 9.996 becomes 10.00, which has a digit more in front of the point.
+    places = digits - 1 - math.floor(math.log10(rounded))
+    return f"{rounded:,.{max(places, 0)}f}"
+
+
+def number(value: float) -> str:
+    """Return epsilon as people write it: three digits at most, rounded up.
+
+    >>> number(0.99991), number(58.724), number(math.inf)
+    ('1', '58.8', 'infinite')
+    """
+    text = rounded_up(value, 3)
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def odds_factor(epsilon: float) -> str:
+    """Return by how much seeing the results can change the odds that a record was there."""
+    factor = math.exp(min(epsilon, 700.0))
+    return f"by at most a factor of {number(factor)}" if factor < 1e4 else "by any factor"
+
+
+def privacy_statement(guarantee: PrivacyGuarantee) -> list[str]:
+    """Return paragraphs: what is protected, from whom, how much, and what is not.
+
+    Each starts with its subject and a colon.
+    """
+    unit = guarantee.unit
+    paragraphs = [
+        f"Protected: every single {unit}. Whatever the run released would be almost as likely if "
+        f"that {unit} had been left blank.",
+        f"From whom: {FROM_WHOM[guarantee.trust]}. {HOW_IT_WORKS[guarantee.trust]}",
+        f"How much: epsilon {number(guarantee.epsilon)}, delta {guarantee.delta:g}, for everything "
+        "that the run released, preprocessing included. Epsilon says how much may be learnt about "
+        f"one {unit}: the results change anyone's odds that it was there "
+        f"{odds_factor(guarantee.epsilon)}. Delta is the chance that more is learnt. As a rule, "
+        "epsilon up to 1 is strong protection, and above 10 there is little.",
+    ]
+    if guarantee.trust == "secure-aggregation":
+        paragraphs.append(f"Assumed: {assumption(guarantee)}")
+    paragraphs.append(
+        "Not protected: how many records each site has, which sites took part, and what is true "
+        "of whole groups. A person with several records has less protection than one with one. "
+        "Labels and memberships are exact: they stay at the sites and must not be published."
+    )
+    if guarantee.stamp:
+        paragraphs.append(
+            f'Note: this run is stamped "{guarantee.stamp}". The sites were simulated on one '
+            "computer, and an ordinary random generator drew the noise: whoever knows its seed can "
+            "take the noise off again."
+        )
+    return paragraphs
+
+
+def assumption(guarantee: PrivacyGuarantee) -> str:
+    """Return what secure aggregation takes for granted, and what is left if it does not hold."""
+    survivors, colluding = guarantee.min_survivors, guarantee.colluding_sites
+    arrive = "of all sites that take part"
+    if survivors is not None:
+        arrive = f"of at least {survivors} sites"
+    together = "no site works"
+    if colluding:
+        together = "at most one site works" if colluding == 1 else f"at most {colluding} sites work"
+    return (
+        f"in every round the uploads {arrive} arrive, and {together} with the server against the "
+        "others. For a site against which all others and the server work together, epsilon is "
+        f"{number(guarantee.epsilon_if_others_collude)}."
+    )
