@@ -11,17 +11,22 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from dpfedc import __version__
+from dpfedc.cli.account import account
 from dpfedc.cli.demo import demo
 from dpfedc.cli.evaluate import evaluate
+from dpfedc.cli.experiment import experiment
 from dpfedc.cli.fit import fit
+from dpfedc.cli.options import flag_option
+from dpfedc.cli.plan import plan
 from dpfedc.cli.predict import predict
 from dpfedc.errors import DPFedCError
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
-for _command in (demo, fit, predict, evaluate):
+for _command in (demo, plan, fit, predict, evaluate, account):
     app.command()(_command)
+app.add_typer(experiment)
 
 # Newer releases of typer carry a copy of click: its errors are reached through the one exported.
 _CommandLineError: Any = typer.BadParameter.__mro__[2]
@@ -32,12 +37,13 @@ _BAD_INPUT, _INTERRUPTED, _BROKEN_PIPE = 2, 130, 141
 @app.callback(invoke_without_command=True)
 def _dpfedc(
     ctx: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    version: Annotated[bool, flag_option("--version", "Show the version and exit.")] = False,
 ) -> None:
     """Cluster data that may not be pooled.
 
     Each site keeps its records. Sites and a server find the centres of clusters together, in
-    rounds. Start with `dpfedc demo`: it takes a few seconds.
+    rounds, with noise that hides every single record. Start with `dpfedc demo`: it takes a few
+    seconds.
     """
     if version:
         print(f"dpfedc {__version__}")
@@ -83,7 +89,9 @@ def _reason(error: Any) -> str:
     """Return what was wrong, in words."""
     if isinstance(error, _CommandLineError):
         path = error.ctx.command_path if getattr(error, "ctx", None) else "dpfedc"
-        return f"{error.format_message().rstrip('.')}. See: {path} --help"
+        # Newer releases of typer put this in front of what a choice must be.
+        message = error.format_message().replace("Value error, ", "").rstrip(".")
+        return f"{message}. See: {path} --help"
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     return str(error) or type(error).__name__

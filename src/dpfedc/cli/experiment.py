@@ -1,0 +1,134 @@
+"""`dpfedc experiment`: run the paper's experiments and ours, and make a page of the results."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpfedc.cli.console import print_path, print_sentence, print_table
+from dpfedc.cli.options import count_option, flag_option
+
+if TYPE_CHECKING:
+    from dpfedc.experiments.runner import Progress
+
+experiment = typer.Typer(
+    name="experiment",
+    help="Repeat the paper's experiments, and compare methods under one accountant.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+_SOME_FAILED = 1
+
+
+@experiment.command("list")
+def list_experiments() -> None:
+    """List the experiments with the number of runs of each."""
+    from dpfedc.experiments.spec import experiment_names, named_experiment
+
+    found = [named_experiment(name) for name in experiment_names()]
+    rows = [(e.name, e.title, e.paper, len(e.cells), len(e.quick_cells)) for e in found]
+    print_table(("name", "what it shows", "paper", "runs", "quick"), rows)
+
+
+@experiment.command()
+def run(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="One of `experiment list`.")],
+    quick: Annotated[
+        bool,
+        flag_option("--quick", "Small data that need no download, few seeds: within a minute."),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="The folder for the results.", show_default="results/NAME"
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None, count_option("Runs at the same time.", show_default="one per core")
+    ] = None,
+) -> None:
+    """Run an experiment. After Ctrl-C, the same command takes up where it stopped.
+
+    MNIST and TCGA miRNA are looked for in the folder that DPFEDC_DATA names; runs on data that
+    are not there are skipped. Exit code 1 if any run failed; it is tried again next time.
+    """
+    import joblib
+
+    from dpfedc.experiments.runner import run_experiment
+    from dpfedc.experiments.spec import named_experiment
+
+    chosen = named_experiment(name)
+    folder = output or Path("results", f"{name}-quick" if quick else name)
+    with _cell_bar(name) as advance:
+        summary = run_experiment(
+            chosen,
+            folder,
+            quick=quick,
+            jobs=jobs or joblib.cpu_count(),
+            on_cell=advance,
+            command=shlex.join(ctx.find_root().obj),
+        )
+    for data, reason in summary.skipped.items():
+        print_sentence(f"Skipped all runs on {data}: {reason}.")
+    print_sentence(
+        f"{summary.n_finished} of {summary.n_cells} runs finished now, {summary.n_found} were "
+        f"there already, {summary.n_failed} failed."
+    )
+    print_path("Results", folder / "results.csv")
+    if summary.n_failed:
+        print_path("Failures", folder / "failures.csv")
+        raise typer.Exit(_SOME_FAILED)
+
+
+@experiment.command()
+def report(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="[FOLDER]", help="The folder of one experiment, or one that holds several."
+        ),
+    ] = Path("results"),
+) -> None:
+    """Make the figures and a page: our numbers beside the paper's, and its claims judged."""
+    from dpfedc.experiments.report import write_experiment_report
+
+    print_path("Report", write_experiment_report(folder))
+
+
+@contextmanager
+def _cell_bar(name: str) -> Iterator[Callable[[Progress], None]]:
+    """Show a bar of finished runs on the terminal; hand out what to call after each run."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("runs"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+    with bar:
+        task = bar.add_task(name, total=None)
+        yield lambda p: bar.update(task, total=p.n_cells, completed=p.n_done)

@@ -1,0 +1,67 @@
+"""The methods that experiments know by name, and how each of them is made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from dpfedc.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """Where an estimator is, what a reader calls it, and its row in the paper's Table I."""
+
+    module: str
+    class_name: str
+    title: str
+    paper_name: str | None = None
+    has_variants: bool = False
+    federated: bool = True
+
+
+METHODS: Mapping[str, MethodEntry] = {
+    "dp-fedc": MethodEntry(
+        "dpfedc.estimators.dp_fedc", "DPFedC", "DP-FedC", "DP-FedC", has_variants=True
+    ),
+    "federated-k-means": MethodEntry(
+        "dpfedc.estimators.federated_kmeans", "FederatedKMeans", "federated k-means", "FKM"
+    ),
+    "fuzzy-c-means": MethodEntry(
+        "dpfedc.estimators.fuzzy_cmeans", "FederatedFuzzyCMeans", "fuzzy c-means", "FZKM"
+    ),
+    "k-means-parallel": MethodEntry(
+        "dpfedc.estimators.kmeans_parallel", "KMeansParallel", "k-means||", "DK++"
+    ),
+    "coreset-k-median": MethodEntry(
+        "dpfedc.estimators.coreset_kmedian", "CoresetKMedian", "coreset k-median", "DKM"
+    ),
+    "k-fed": MethodEntry("dpfedc.estimators.k_fed", "KFed", "k-FED"),
+    "dp-lloyd": MethodEntry("dpfedc.estimators.federated_kmeans", "DPLloyd", "DP-Lloyd"),
+    "pooled-k-means": MethodEntry(
+        "sklearn.cluster", "KMeans", "pooled k-means", federated=False
+    ),
+}  # fmt: skip
+
+
+def estimator(
+    name: str, shared: Mapping[str, Any], settings: Mapping[str, Any], epsilon: float | None
+) -> Any:
+    """Return the estimator called `name`, not yet fitted.
+
+    `shared` holds what the grid says to all methods (K, delta, trust, seed): each takes what it
+    knows. `settings` are this method's own, and it must know them all.
+    """
+    entry = METHODS[name]
+    constructor = getattr(import_module(entry.module), entry.class_name)
+    known = inspect.signature(constructor).parameters
+    for key in settings:
+        if key not in known:
+            raise InvalidInput(f"{name} has no setting {key!r}; it has: {', '.join(known)}")
+    if epsilon is not None and "epsilon" not in known:
+        raise InvalidInput(f"{name} adds no noise: epsilon must be none, got {epsilon:g}")
+    given = {**shared, "epsilon": epsilon}
+    return constructor(**{**{k: v for k, v in given.items() if k in known}, **settings})
