@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.base import (
-    BaseEstimator,
-    ClassNamePrefixFeaturesOutMixin,
-    ClusterMixin,
-    TransformerMixin,
-)
-from sklearn.metrics import pairwise_distances_argmin_min
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dpfedc import __version__
 from dpfedc.errors import InvalidInput, UtilityWarning
-from dpfedc.evaluation.metrics import clustering_accuracy
-from dpfedc.federation.in_process import Diagnose, Sites, run
-from dpfedc.methods.protocol import SiteBatch, Stage, State
+from dpfedc.estimators.federated import FederatedClusterer, OnRound
+from dpfedc.estimators.validation import (
+    check_records,
+    checked_ranges,
+    checked_start,
+    left_open,
+    plain,
+)
+from dpfedc.federation.in_process import Sites
+from dpfedc.methods.protocol import State
 from dpfedc.model_file import ClusterModel
 from dpfedc.planning.facts import Choices, Federation, RunPlan
 from dpfedc.planning.normalized import SWAMPED, normalized_plan
 from dpfedc.planning.published import PUBLISHED_FINAL_STEPS, published_plan
-from dpfedc.privacy.accountant import guarantee
-from dpfedc.privacy.mechanism import Gate
-from dpfedc.privacy.noise import SIMULATED, SimulatedNoise
-from dpfedc.randomness import Randomness
-from dpfedc.records import RoundRecord, RunRecord
 from dpfedc.settings import (
     TRUST_MODELS,
     PrivacyTarget,
@@ -42,8 +33,6 @@ from dpfedc.settings import (
     require_integer,
     require_number,
 )
-
-EXACT = "diagnostics are exact, not released"
 
 
 def stack_sites(arrays: Sequence[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
@@ -70,7 +59,7 @@ def stack_sites(arrays: Sequence[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np
     return np.concatenate(blocks), sites
 
 
-class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator):
+class DPFedC(FederatedClusterer):
     """Cluster records that lie at many sites, without pooling them.
 
     Parameters
@@ -117,6 +106,9 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         Declares that no feature is negative; centres are then kept >= 0.
     membership_steps : int, default=10
         Gradient steps on the memberships in a round (Q1).
+    update : {"gradient", "sums-and-gram"}, default="gradient"
+        What a round releases (normalized variant): clipped gradients, or the two sums from which
+        the least-squares centres follow.
     extra_steps : int or None, default=None
         Round t takes floor(extra_steps / t) + 1 steps on the centres at each site (the paper's
         Qhat). None: 0 for the normalized variant, 10 for the published one.
@@ -170,6 +162,8 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
     [30, 30, 30]
     """
 
+    method_name = "dp-fedc"
+
     def __init__(
         self,
         n_clusters: int = 8,
@@ -192,6 +186,7 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         subspace: int | str | None = "auto",
         nonnegative: bool = False,
         membership_steps: int = 10,
+        update: str = "gradient",
         extra_steps: int | None = None,
         sampling_probability: float = 1.0,
         min_survivors: int | None = None,
@@ -202,7 +197,7 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         step: float | str = "auto",
         momentum: float | str = "auto",
         gradient_bound: float | None = None,
-        on_round: Callable[[RoundRecord, int], None] | None = None,
+        on_round: OnRound | None = None,
     ) -> None:
         self.n_clusters = n_clusters
         self.epsilon = epsilon
@@ -223,6 +218,7 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         self.subspace = subspace
         self.nonnegative = nonnegative
         self.membership_steps = membership_steps
+        self.update = update
         self.extra_steps = extra_steps
         self.sampling_probability = sampling_probability
         self.min_survivors = min_survivors
@@ -235,79 +231,15 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         self.gradient_bound = gradient_bound
         self.on_round = on_round
 
-    def fit(self, X: Any, y: Any = None, *, sites: Any = None) -> DPFedC:
-        """Cluster the records X; `sites` holds one site id per record (None: one site).
-
-        `y` is used for the accuracy in `history_` when diagnostics are on, and for nothing else.
-        """
-        X = validate_data(self, X, dtype=[np.float64, np.float32], order="C", ensure_min_samples=1)
-        federation = Sites.of(X, sites)
-        choices = self._choices(X, federation.n_sites)
-        plan = self._plan(choices, federation)
-        randomness = Randomness(int(check_random_state(self.random_state).randint(2**31 - 1)))
-        rounds: list[RoundRecord] = []
-
-        def record(entry: RoundRecord) -> None:
-            rounds.append(entry)
-            if self.on_round is not None:
-                self.on_round(entry, plan.n_rounds)
-
-        truth = self._truth(y, federation)
-        noise = None if self.epsilon is None else SimulatedNoise(randomness)
-        state = run(
-            plan.stages,
-            federation,
-            Gate(randomness, noise, plan.privacy),
-            randomness=randomness,
-            state=self._declared(federation),
-            on_round=record,
-            diagnose=self._diagnoser(plan, truth) if self.diagnostics else None,
-        )
-        stamps = plan.stamps if noise is None else (*plan.stamps, SIMULATED)
-        self.privacy_ = None if plan.privacy is None else guarantee(plan.privacy, SIMULATED)
-        promise = None if self.privacy_ is None else self.privacy_.as_plain()
-        self.model_ = self._model(plan, state, {"stamps": list(stamps), "privacy": promise})
-        self.cluster_centers_ = self.model_.cluster_centers
-        self.labels_ = self.model_.labels(X)
-        self.n_iter_ = len(rounds)
-        self._n_features_out = self.n_clusters
-        self.history_ = RunRecord(
-            "dp-fedc",
-            __version__,
-            self._settings(choices, federation),
-            tuple(rounds),
-            (*stamps, EXACT) if self.diagnostics else stamps,
-            {
-                "privacy": promise,
-                "privacy_plan": plan.privacy and json.loads(plan.privacy.to_json()),
-            },
-        )
-        return self
-
-    def predict(self, X: Any) -> npt.NDArray[np.int32]:
-        """Return the cluster of each record."""
-        check_is_fitted(self)
-        return self.model_.labels(self._checked(X))
-
-    def transform(self, X: Any) -> npt.NDArray[Any]:
-        """Return how much each record belongs to each cluster; the largest entry is `predict`'s."""
-        check_is_fitted(self)
-        return self.model_.memberships(self._checked(X))
-
-    def score(self, X: Any, y: Any = None) -> float:
-        """Return minus the k-means cost: the sum of squared distances to the nearest centre."""
-        check_is_fitted(self)
-        _, distances = pairwise_distances_argmin_min(self._checked(X), self.cluster_centers_)
-        return -float((distances**2).sum())
-
-    def _checked(self, X: Any) -> npt.NDArray[Any]:
-        X = validate_data(self, X, dtype=[np.float64, np.float32], order="C", reset=False)
-        return np.asarray(X)
-
     def _choices(self, X: npt.NDArray[Any], n_sites: int) -> Choices:
         """Return the validated settings, checked against the data where they must agree."""
         require_choice("variant", self.variant, ("normalized", "published"))
         require_choice("trust", self.trust, TRUST_MODELS)
+        require_choice("update", self.update, ("gradient", "sums-and-gram"))
+        if self.update != "gradient" and self.extra_steps:
+            raise InvalidInput(
+                f"extra_steps must be 0 or None with update={self.update!r}, got {self.extra_steps}"
+            )
         for name in ("center", "scale", "nonnegative", "diagnostics"):
             require_bool(name, getattr(self, name))
         for name, least, most, free in (
@@ -348,26 +280,13 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         check_records(X, self.n_clusters, nonnegative=self.nonnegative)
         names = [f.name for f in fields(Choices) if f.name not in ("init", "declared_bound")]
         chosen = {name: plain(getattr(self, name)) for name in names}
-        declared = self.feature_ranges is not None or not left_open(self.norm_bound, ("auto",))
-        return Choices(**chosen, declared_bound=declared, init=self._start(X))
+        init = self.init
+        if init is not None:
+            init = checked_start(init, self.n_clusters, X.shape[1])
+        return Choices(**chosen, declared_bound=self._declares_bound(), init=init)
 
-    def _start(self, X: npt.NDArray[Any]) -> npt.NDArray[np.float64] | None:
-        if self.init is None:
-            return None
-        expected = (self.n_clusters, X.shape[1])
-        try:
-            init = np.asarray(self.init, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise InvalidInput(
-                f"init must be None or an array of shape {expected}, got {self.init!r}"
-            ) from error
-        if init.shape != expected:
-            raise InvalidInput(f"init must have shape {expected}, got {init.shape}")
-        if not np.isfinite(init).all():
-            raise InvalidInput("init must be finite, got NaN or infinity")
-        return init
-
-    def _plan(self, choices: Choices, sites: Sites) -> RunPlan:
+    def _plan(self, sites: Sites) -> RunPlan:
+        choices = self._choices(sites.X, sites.n_sites)
         facts = Federation(self.n_features_in_, np.diff(sites.offsets))
         target = None
         if self.epsilon is not None:
@@ -399,27 +318,6 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
             return {"bound": asarray(np.asarray(self.norm_bound))}
         return {}
 
-    def _truth(self, y: Any, sites: Sites) -> npt.NDArray[Any] | None:
-        if y is None or not self.diagnostics:
-            return None
-        truth = np.asarray(y)
-        if truth.shape != (sites.X.shape[0],):
-            raise InvalidInput(
-                f"y must hold one label per record: expected shape ({sites.X.shape[0]},), "
-                f"got {truth.shape}"
-            )
-        return truth if sites.row_order is None else truth[sites.row_order]
-
-    def _diagnoser(self, plan: RunPlan, truth: npt.NDArray[Any] | None) -> Diagnose:
-        def diagnose(stage: Stage, batch: SiteBatch, state: State) -> dict[str, float]:
-            exact = dict(stage.method.diagnose(batch, state))
-            if truth is not None and "W" in state:
-                labels = self._model(plan, state, {}).labels(batch.X)
-                exact["accuracy"] = clustering_accuracy(truth, labels)
-            return exact
-
-        return diagnose
-
     def _model(self, plan: RunPlan, state: State, about: dict[str, Any]) -> ClusterModel:
         """Return the model of the state, which may be that of an unfinished run."""
         scale = state.get("scale")
@@ -438,49 +336,20 @@ class DPFedC(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
             penalty=plan.penalty,
             steps=PUBLISHED_FINAL_STEPS if published else 50,
             nonnegative=self.nonnegative,
-            feature_names=tuple(map(str, self.feature_names_in_))
-            if hasattr(self, "feature_names_in_")
-            else None,
-            about={"method": "dp-fedc", "version": __version__, **about},
+            feature_names=self._feature_names(),
+            about=about,
         )
 
-    def _settings(self, choices: Choices, sites: Sites) -> dict[str, Any]:
+    def _settings(self, sites: Sites) -> dict[str, Any]:
         """Return what the run record says of how the run was made."""
-        settings = asdict(choices)
-        settings["init"] = "random" if choices.init is None else "given"
-        seed = self.random_state if isinstance(self.random_state, (int, np.integer)) else None
         return {
-            "variant": self.variant,
-            "epsilon": plain(self.epsilon),
-            "delta": plain(self.delta),
-            "trust": self.trust,
-            "random_state": plain(seed),
-            "n_sites": sites.n_sites,
-            "n_records": int(sites.X.shape[0]),
-            "n_features": int(sites.X.shape[1]),
-            **settings,
+            **super()._settings(sites),
+            "init": "random" if self.init is None else "given",
+            "declared_bound": self._declares_bound(),
         }
 
-
-def left_open(value: Any, free: tuple[str | None, ...]) -> bool:
-    """Return whether a setting has one of the values that leave it to the plan."""
-    return (value is None or isinstance(value, str)) and value in free
-
-
-def checked_ranges(ranges: Any, n_features: int) -> npt.NDArray[np.float64]:
-    """Return the least and largest values of the features, or say what was expected of them."""
-    expected = f"finite numbers of shape ({n_features}, 2) with least < largest in every row"
-    try:
-        values = np.asarray(ranges, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"feature_ranges must hold {expected}, got {ranges!r}") from error
-    if values.shape != (n_features, 2):
-        raise InvalidInput(f"feature_ranges must hold {expected}, got shape {values.shape}")
-    wrong = ~(np.isfinite(values).all(axis=1) & (values[:, 0] < values[:, 1]))
-    if wrong.any():
-        i = int(np.argmax(wrong))
-        raise InvalidInput(f"feature_ranges must hold {expected}, got {values[i]} in row {i}")
-    return values
+    def _declares_bound(self) -> bool:
+        return self.feature_ranges is not None or not left_open(self.norm_bound, ("auto",))
 
 
 def warn_of_poor_results(plan: RunPlan, facts: Federation) -> None:
@@ -501,44 +370,4 @@ def warn_of_poor_results(plan: RunPlan, facts: Federation) -> None:
             f"{plan.privacy.delta:.2g}; {0.1 / facts.n_records:.1g} would do",
             UtilityWarning,
             stacklevel=4,
-        )
-
-
-def plain(value: Any) -> Any:
-    """Return a NumPy scalar as the Python number it stands for; JSON knows no other."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def check_records(X: npt.NDArray[Any], n_clusters: int, *, nonnegative: bool) -> None:
-    """Say what makes records impossible to cluster."""
-    n = len(X)
-    if n < n_clusters:
-        raise InvalidInput(f"n_samples={n} should be >= n_clusters={n_clusters}")
-    least, most = float(X.min()), float(X.max())
-    if nonnegative and least < 0:
-        raise InvalidInput(f"nonnegative=True needs every value >= 0, got a least value of {least}")
-    limits = np.finfo(X.dtype)
-    largest, low = float(np.sqrt(limits.max / (8.0 * X.size))), 1e3 * float(np.sqrt(limits.tiny))
-    if max(-least, most) > largest:
-        raise InvalidInput(
-            f"values of X must be at most {largest:.1e} in size, or their squares overflow "
-            f"{X.dtype}, got {max(-least, most):.1e}"
-        )
-    if 0 < most - least < low:
-        raise InvalidInput(
-            f"values of X must differ by at least {low:.1e}, or their squares underflow "
-            f"{X.dtype}, got {most - least:.1e}"
-        )
-    # A few rows settle it for almost all data; only if too few differ are all rows compared.
-    some = X[np.linspace(0, n - 1, min(n, 64 + 4 * n_clusters)).astype(int)]
-    if len(np.unique(some, axis=0)) >= max(n_clusters, 2):
-        return
-    distinct = len(np.unique(X, axis=0))
-    if distinct == 1 and n > 1:
-        raise InvalidInput(
-            f"X is constant: all {n} records are equal, expected at least 2 distinct ones"
-        )
-    if distinct < n_clusters:
-        raise InvalidInput(
-            f"X has {distinct} distinct records, expected at least n_clusters={n_clusters}"
         )

@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dpfedc import __version__
 from dpfedc.errors import InvalidInput
+from dpfedc.estimators.validation import plain
 from dpfedc.evaluation.metrics import clustering_accuracy
 from dpfedc.federation.in_process import Diagnose, Sites, run
 from dpfedc.methods.protocol import SiteBatch, Stage, State
@@ -188,24 +189,3 @@ class FederatedClusterer(
             "n_records": int(sites.X.shape[0]),
             "n_features": int(sites.X.shape[1]),
         }
-
-
-def plain(value: Any) -> Any:
-    """Return a NumPy scalar as the Python number it stands for; JSON knows no other."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def checked_start(init: Any, n_clusters: int, n_features: int) -> npt.NDArray[np.float64]:
-    """Return given public centres as an array, or say what was expected of them."""
-    expected = (n_clusters, n_features)
-    try:
-        start = np.asarray(init, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(
-            f"init must be None or an array of shape {expected}, got {init!r}"
-        ) from error
-    if start.shape != expected:
-        raise InvalidInput(f"init must have shape {expected}, got {start.shape}")
-    if not np.isfinite(start).all():
-        raise InvalidInput("init must be finite, got NaN or infinity")
-    return start

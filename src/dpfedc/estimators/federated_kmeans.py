@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dpfedc.estimators.dp_fedc import check_records
-from dpfedc.estimators.federated import FederatedClusterer, OnRound, checked_start, plain
+from dpfedc.estimators.federated import FederatedClusterer, OnRound
+from dpfedc.estimators.validation import check_records, checked_start, plain
 from dpfedc.federation.in_process import Sites
 from dpfedc.methods.protocol import State
 from dpfedc.planning.facts import Federation, RunPlan

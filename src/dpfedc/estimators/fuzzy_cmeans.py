@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpfedc.estimators.dp_fedc import check_records
-from dpfedc.estimators.federated import FederatedClusterer, OnRound, checked_start, plain
+from dpfedc.estimators.federated import FederatedClusterer, OnRound
 from dpfedc.estimators.k_fed import ASSUMED_SENSITIVITY, assumed_noise, checked_bound
+from dpfedc.estimators.validation import check_records, checked_start, plain
 from dpfedc.federation.in_process import Sites
 from dpfedc.federation.participation import most_rounds_of_a_site
 from dpfedc.methods.fuzzy_cmeans import FuzzyCMeansRounds

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfedc.errors import InvalidInput
-from dpfedc.estimators.dp_fedc import check_records
-from dpfedc.estimators.federated import FederatedClusterer, OnRound, plain
+from dpfedc.estimators.federated import FederatedClusterer, OnRound
+from dpfedc.estimators.validation import check_records, plain
 from dpfedc.federation.in_process import Sites
 from dpfedc.methods.k_fed import KFedRound, assumed_centre_sensitivity
 from dpfedc.methods.protocol import Stage

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dpfedc.estimators.dp_fedc import check_records
-from dpfedc.estimators.federated import FederatedClusterer, OnRound, plain
+from dpfedc.estimators.federated import FederatedClusterer, OnRound
 from dpfedc.estimators.k_fed import ASSUMED_SENSITIVITY, checked_bound
+from dpfedc.estimators.validation import check_records, plain
 from dpfedc.federation.in_process import Sites
 from dpfedc.federation.participation import most_rounds_of_a_site
 from dpfedc.methods.kmeans_parallel import Candidates, Reclustering, StatedNoiseLloyd

@@ -47,6 +47,7 @@ class Choices:
     subspace: int | str | None = "auto"
     nonnegative: bool = False
     membership_steps: int = 10
+    update: str = "gradient"
     extra_steps: int | None = None
     sampling_probability: float = 1.0
     batch_size: int = 50

@@ -19,6 +19,7 @@ from dpfedc.methods.centres import COUNT_WEIGHT, Centres, Lengths
 from dpfedc.methods.dp_fedc import Factorization
 from dpfedc.methods.preprocessing import N_BINS, Bound, Mean, Scale, Subspace
 from dpfedc.methods.protocol import Method, Stage
+from dpfedc.methods.sums_and_gram import SumsAndGram
 from dpfedc.planning.facts import NO_NOISE, Choices, Federation, RunPlan
 from dpfedc.privacy.accountant import gaussian_mu
 from dpfedc.privacy.calibration import StageBudget, calibrated_plan
@@ -132,7 +133,8 @@ def _factorization(
         ratio = largest_batch_ratio(
             facts.records_per_site, extra, int(n_rounds), probability=q, failure=failure
         )
-    return Factorization(
+    method = SumsAndGram if choices.update == "sums-and-gram" else Factorization
+    return method(
         choices.n_clusters,
         int(n_rounds),
         penalty=Penalty(orthogonality=float(rho)),
