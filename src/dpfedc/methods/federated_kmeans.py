@@ -18,8 +18,9 @@ from dpfedc.kernels import Array
 from dpfedc.kernels.host import on_host
 from dpfedc.kernels.lloyd import cluster_means, one_hot, squared_distances
 from dpfedc.kernels.segments import site_of_row, slot_of_row
-from dpfedc.kernels.standardized import Standardized, centered_norms
-from dpfedc.methods.protocol import Method, Public, SiteBatch, State
+from dpfedc.kernels.standardized import centered_norms
+from dpfedc.methods.preprocessing import standardized_memory, standardized_view
+from dpfedc.methods.protocol import Method, Public, SiteBatch, State, broadcast
 from dpfedc.privacy.mechanism import RecordSum, Released, SiteUploads
 from dpfedc.privacy.sampling import Dealing
 from dpfedc.randomness import Randomness
@@ -59,9 +60,8 @@ class SeedByDistance(Method):
     name: str = "seeding"
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
-        """Return the state with no centre yet: all at infinity."""
-        shape = (self.n_rounds, public.n_features)
-        return {**state, "centres": public.asarray(np.full(shape, np.inf))}
+        """Return the state with no centre yet."""
+        return {**state, "centres": public.asarray(np.zeros((0, public.n_features)))}
 
     def local(
         self, batch: SiteBatch, state: State, t: int, dealing: Dealing, randomness: Randomness
@@ -72,7 +72,7 @@ class SeedByDistance(Method):
         draws = randomness.uniform("seeding", t=t, sites=sites, slots=slot_of_row(batch.offsets))
         rates = np.ones(batch.n_records)
         if t > 1:
-            chosen = state["centres"][: t - 1, :]
+            chosen = state["centres"]
             squares = centered_norms(batch.X, chosen[0, :] * 0) ** 2
             distances = squared_distances(batch.X @ chosen.T, squares, chosen)
             rates = np.asarray(xp.min(distances, axis=1), dtype=np.float64)
@@ -86,13 +86,11 @@ class SeedByDistance(Method):
         return SiteUploads(xp.concat([points, stamps[:, None]], axis=1))
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        """Return the state with the first record of all as centre t."""
+        """Return the state with the first record of all as one more centre."""
         xp = array_namespace(released.value)
         winner = int(xp.argmin(released.value[:, -1]))
         point = released.value[winner, :-1]
-        centres = state["centres"]
-        parts = [centres[: t - 1, :], point[None, :], centres[t:, :]]
-        return {**state, "centres": xp.concat(parts, axis=0)}
+        return {**state, "centres": xp.concat([state["centres"], point[None, :]], axis=0)}
 
 
 @dataclass(frozen=True)
@@ -119,18 +117,15 @@ class LloydSums(Method):
 
     def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
         """Return each record's factor and squared norm, in units of the bound."""
-        view = Standardized.of(batch.X, center=state["origin"], scale=state.get("bound"))
-        return {"factors": view.factors, "squared_norms": view.squared_norms}
+        return standardized_memory(batch, self._place(state), 0.0)
 
     def local(
         self, batch: SiteBatch, state: State, t: int, dealing: Dealing, randomness: Randomness
     ) -> RecordSum:
         """Return the sums and counts."""
-        xp, memory = array_namespace(batch.X), batch.memory
-        view = Standardized(
-            batch.X, state["origin"], memory["factors"], memory["squared_norms"], 0.0
-        )
-        centres = (state["centres"] - state["origin"]) / self._unit(state)
+        xp = array_namespace(batch.X)
+        view = standardized_view(batch, self._place(state), 0.0)
+        centres = (broadcast(state, "centres") - state["origin"]) / self._unit(state)
         distances = squared_distances(view.products(centres), view.squared_norms, centres)
         members = one_hot(xp.argmin(distances, axis=1), self.n_clusters, batch.X)
 
@@ -152,6 +147,11 @@ class LloydSums(Method):
             means = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1.0)
         like = {"dtype": released.value.dtype, "device": device(released.value)}
         return {**state, "centres": xp.asarray(origin + unit * means, **like)}
+
+    def _place(self, state: State) -> State:
+        """Return where records are measured from, and the length they are clipped to."""
+        place = {"center": state["origin"]}
+        return {**place, "scale": state["bound"]} if "bound" in state else place
 
     def _unit(self, state: State) -> Array:
         return state.get("bound", 1.0)

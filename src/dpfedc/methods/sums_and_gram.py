@@ -15,9 +15,9 @@ from array_api_compat import array_namespace
 
 from dpfedc.kernels import Array
 from dpfedc.kernels.host import on_host
-from dpfedc.methods.dp_fedc import Factorization
+from dpfedc.methods.dp_fedc import W_MAX, Factorization
 from dpfedc.methods.preprocessing import standardized_view
-from dpfedc.methods.protocol import SiteBatch, State
+from dpfedc.methods.protocol import SiteBatch, State, broadcast
 from dpfedc.privacy.mechanism import RecordSum, Released
 from dpfedc.privacy.sampling import Dealing
 from dpfedc.randomness import Randomness
@@ -40,7 +40,8 @@ class SumsAndGram(Factorization):
         self, batch: SiteBatch, state: State, t: int, dealing: Dealing, randomness: Randomness
     ) -> RecordSum:
         """Return the sums of h x~' and h h'."""
-        view, W = standardized_view(batch, state, self.constant), state["W"]
+        view = standardized_view(batch, state, self.constant)
+        W = broadcast(state, "W", most=W_MAX)
         xp = array_namespace(W)
         _, H = self._memberships(view, W, self.orthogonality(t))
         finite = xp.isfinite(xp.sum(H, axis=1, keepdims=True))
