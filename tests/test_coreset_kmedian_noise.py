@@ -6,8 +6,8 @@ from scipy import stats
 from sklearn.metrics import adjusted_rand_score
 
 from dpfedc.errors import InvalidInput
+from dpfedc.estimators.assumed_noise import ASSUMED_SENSITIVITY
 from dpfedc.estimators.coreset_kmedian import CoresetKMedian
-from dpfedc.estimators.k_fed import ASSUMED_SENSITIVITY
 from dpfedc.federation.in_process import Sites, run
 from dpfedc.methods.coreset_kmedian import Coreset
 from dpfedc.methods.protocol import SiteBatch, Stage

@@ -6,7 +6,7 @@ from scipy import stats
 from sklearn.metrics import adjusted_rand_score
 
 from dpfedc.errors import InvalidInput
-from dpfedc.estimators.k_fed import ASSUMED_SENSITIVITY
+from dpfedc.estimators.assumed_noise import ASSUMED_SENSITIVITY
 from dpfedc.estimators.kmeans_parallel import KMeansParallel
 from dpfedc.federation.in_process import Sites, run
 from dpfedc.methods.kmeans_parallel import (

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
+from dpfedc.estimators.assumed_noise import (
+    ASSUMED_SENSITIVITY,
+    assumed_multiplier,
+    checked_bound,
+)
 from dpfedc.estimators.federated import FederatedClusterer, OnRound
-from dpfedc.estimators.k_fed import ASSUMED_SENSITIVITY, checked_bound
-from dpfedc.estimators.validation import check_records, plain
+from dpfedc.estimators.validation import check_records
 from dpfedc.federation.in_process import Sites
 from dpfedc.methods.coreset_kmedian import Coreset
 from dpfedc.methods.protocol import Stage, State
 from dpfedc.planning.facts import NO_NOISE, RunPlan
-from dpfedc.privacy.accountant import gaussian_mu
 from dpfedc.settings import require_bool, require_integer, require_number
 
 
@@ -91,9 +93,7 @@ class CoresetKMedian(FederatedClusterer):
         require_number("delta", self.delta, above=0, below=1)
         checked_bound(self.norm_bound, self.epsilon)
         check_records(sites.X, k, nonnegative=False)
-        z = 0.0
-        if self.epsilon is not None:
-            z = math.sqrt(Coreset.n_rounds) / gaussian_mu(plain(self.epsilon), plain(self.delta))
+        z = assumed_multiplier(Coreset.n_rounds, self.epsilon, self.delta)
         stamp = NO_NOISE if self.epsilon is None else ASSUMED_SENSITIVITY
         return RunPlan((Stage(Coreset(k, size, steps, z)),), stamps=(stamp,))
 

@@ -27,7 +27,6 @@ from dpfedc.planning.normalized import SWAMPED, normalized_plan
 from dpfedc.planning.published import PUBLISHED_FINAL_STEPS, published_plan
 from dpfedc.settings import (
     TRUST_MODELS,
-    PrivacyTarget,
     require_bool,
     require_choice,
     require_integer,
@@ -288,15 +287,7 @@ class DPFedC(FederatedClusterer):
     def _plan(self, sites: Sites) -> RunPlan:
         choices = self._choices(sites.X, sites.n_sites)
         facts = Federation(self.n_features_in_, np.diff(sites.offsets))
-        target = None
-        if self.epsilon is not None:
-            target = PrivacyTarget(
-                plain(self.epsilon),
-                plain(self.delta),
-                self.trust,
-                plain(self.min_survivors),
-                plain(self.colluding_sites),
-            )
+        target = self._target()
         if self.variant == "published":
             energy = float(np.einsum("ij,ij->", sites.X, sites.X, dtype=np.float64))
             energy /= sites.n_sites

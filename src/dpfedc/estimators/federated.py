@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from dpfedc.privacy.mechanism import Gate
 from dpfedc.privacy.noise import SIMULATED, SimulatedNoise
 from dpfedc.randomness import Randomness
 from dpfedc.records import RoundRecord, RunRecord
+from dpfedc.settings import PrivacyTarget
 
 EXACT = "diagnostics are exact, not released"
 OnRound = Callable[[RoundRecord, int], None]
@@ -150,6 +152,13 @@ class FederatedClusterer(
     def _checked(self, X: Any) -> npt.NDArray[Any]:
         X = validate_data(self, X, dtype=[np.float64, np.float32], order="C", reset=False)
         return np.asarray(X)
+
+    def _target(self) -> PrivacyTarget | None:
+        """Return what the run may spend, for a method with a proof (None: no noise)."""
+        if self.epsilon is None:
+            return None
+        names = [field.name for field in fields(PrivacyTarget)]
+        return PrivacyTarget(**{name: plain(getattr(self, name)) for name in names})
 
     def _feature_names(self) -> tuple[str, ...] | None:
         names = getattr(self, "feature_names_in_", None)

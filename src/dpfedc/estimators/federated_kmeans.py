@@ -12,7 +12,7 @@ from dpfedc.federation.in_process import Sites
 from dpfedc.methods.protocol import State
 from dpfedc.planning.facts import Federation, RunPlan
 from dpfedc.planning.lloyd import lloyd_plan
-from dpfedc.settings import PrivacyTarget, require_integer, require_number
+from dpfedc.settings import require_integer, require_number
 
 
 class FederatedKMeans(FederatedClusterer):
@@ -83,21 +83,12 @@ class FederatedKMeans(FederatedClusterer):
         if self.norm_bound != "auto":
             require_number("norm_bound", self.norm_bound, above=0)
         check_records(sites.X, k, nonnegative=False)
-        target = None
-        if self.epsilon is not None:
-            target = PrivacyTarget(
-                plain(self.epsilon),
-                plain(self.delta),
-                self.trust,
-                plain(self.min_survivors),
-                plain(self.colluding_sites),
-            )
         return lloyd_plan(
             k,
             n_rounds,
             plain(self.sites_per_round),
             Federation(int(sites.X.shape[1]), np.diff(sites.offsets)),
-            target,
+            self._target(),
             declared_bound=self.norm_bound != "auto",
             given_start=self.init is not None,
         )

@@ -7,9 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpfedc.estimators.assumed_noise import (
+    ASSUMED_SENSITIVITY,
+    assumed_multiplier,
+    checked_bound,
+)
 from dpfedc.estimators.federated import FederatedClusterer, OnRound
-from dpfedc.estimators.k_fed import ASSUMED_SENSITIVITY, assumed_noise, checked_bound
-from dpfedc.estimators.validation import check_records, checked_start, plain
+from dpfedc.estimators.validation import check_records, checked_start
 from dpfedc.federation.in_process import Sites
 from dpfedc.federation.participation import most_rounds_of_a_site
 from dpfedc.methods.fuzzy_cmeans import FuzzyCMeansRounds
@@ -154,5 +158,5 @@ class FederatedFuzzyCMeans(FederatedClusterer):
             unit = float(assumed_centre_sensitivity(mean_site, self.n_clusters, norm_bound)[0])
             sensitivity = np.sqrt(sensitivity**2 + unit**2)
         n_uploads = most_rounds_of_a_site(len(records_per_site), per_round, self.n_rounds)
-        noise = assumed_noise(sensitivity, n_uploads, plain(self.epsilon), plain(self.delta))
+        noise = sensitivity * assumed_multiplier(n_uploads, self.epsilon, self.delta)
         return {"size_unit": unit, "noise_std": noise}

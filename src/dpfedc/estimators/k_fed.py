@@ -1,4 +1,4 @@
-"""k-FED as a scikit-learn estimator, and the noise for uploads whose sensitivity is assumed."""
+"""k-FED as a scikit-learn estimator."""
 
 from __future__ import annotations
 
@@ -9,38 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfedc.errors import InvalidInput
+from dpfedc.estimators.assumed_noise import (
+    ASSUMED_SENSITIVITY,
+    assumed_multiplier,
+    checked_bound,
+)
 from dpfedc.estimators.federated import FederatedClusterer, OnRound
-from dpfedc.estimators.validation import check_records, plain
+from dpfedc.estimators.validation import check_records
 from dpfedc.federation.in_process import Sites
 from dpfedc.methods.k_fed import KFedRound, assumed_centre_sensitivity
 from dpfedc.methods.protocol import Stage
 from dpfedc.planning.facts import NO_NOISE, RunPlan
-from dpfedc.privacy.accountant import gaussian_mu
 from dpfedc.settings import require_bool, require_integer, require_number
-
-ASSUMED_SENSITIVITY = "noise by an assumed sensitivity: not a proof"
-
-
-def checked_bound(norm_bound: Any, epsilon: float | None) -> float:
-    """Return the bound on records' norms (infinite for None), which noise cannot do without."""
-    if norm_bound is not None:
-        return require_number("norm_bound", norm_bound, above=0)
-    if epsilon is not None:
-        raise InvalidInput(
-            "norm_bound must be a number when epsilon is set, got None: the noise is in "
-            "proportion to it"
-        )
-    return math.inf
-
-
-def assumed_noise(
-    sensitivity: npt.NDArray[Any], n_uploads: int, epsilon: float, delta: float
-) -> npt.NDArray[Any]:
-    """Return each site's noise_std for n_uploads uploads: sensitivity sqrt(n_uploads) / mu.
-
-    (epsilon, delta) for all of a site's uploads together, IF the assumed sensitivity holds.
-    """
-    return sensitivity * math.sqrt(n_uploads) / gaussian_mu(epsilon, delta)
 
 
 def fewest_local_clusters(records_per_site: npt.NDArray[np.int64], n_clusters: int) -> int:
@@ -141,7 +121,7 @@ class KFed(FederatedClusterer):
         noise = None
         if self.epsilon is not None:
             sensitivity = assumed_centre_sensitivity(records, local, bound)
-            noise = assumed_noise(sensitivity, 1, plain(self.epsilon), plain(self.delta))
+            noise = sensitivity * assumed_multiplier(1, self.epsilon, self.delta)
         method = KFedRound(k, local, steps, n_init, bound, noise)
         stamp = NO_NOISE if noise is None else ASSUMED_SENSITIVITY
         return RunPlan((Stage(method),), stamps=(stamp,))

@@ -7,15 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from dpfedc.estimators.assumed_noise import (
+    ASSUMED_SENSITIVITY,
+    assumed_multiplier,
+    checked_bound,
+)
 from dpfedc.estimators.federated import FederatedClusterer, OnRound
-from dpfedc.estimators.k_fed import ASSUMED_SENSITIVITY, checked_bound
-from dpfedc.estimators.validation import check_records, plain
+from dpfedc.estimators.validation import check_records
 from dpfedc.federation.in_process import Sites
 from dpfedc.federation.participation import most_rounds_of_a_site
 from dpfedc.methods.kmeans_parallel import Candidates, Reclustering, StatedNoiseLloyd
 from dpfedc.methods.protocol import Stage, State
 from dpfedc.planning.facts import NO_NOISE, RunPlan
-from dpfedc.privacy.accountant import gaussian_mu
 from dpfedc.settings import require_bool, require_integer, require_number
 
 
@@ -110,9 +113,7 @@ class KMeansParallel(FederatedClusterer):
         # A site uploads the first candidate, then costs and candidates in turn, counts, and sums.
         n_seeding = 1 + 2 * n_seeding
         n_uploads = n_seeding + 1 + most_rounds_of_a_site(sites.n_sites, per_round, n_rounds)
-        z = 0.0
-        if self.epsilon is not None:
-            z = math.sqrt(n_uploads) / gaussian_mu(plain(self.epsilon), plain(self.delta))
+        z = assumed_multiplier(n_uploads, self.epsilon, self.delta)
         stages = [Stage(Candidates(expected, n_seeding, z)), Stage(Reclustering(k, z))]
         if n_rounds:
             # As for DP-Lloyd: a count that noise alone may give does not move a centre.
