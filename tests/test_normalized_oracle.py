@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from dpfedc.federation.in_process import Sites, run
-from dpfedc.federation.participation import schedule
 from dpfedc.methods.centres import COUNT_WEIGHT, Centres
 from dpfedc.methods.dp_fedc import Factorization
 from dpfedc.methods.preprocessing import Mean, Scale
 from dpfedc.methods.protocol import SiteBatch, Stage
 from dpfedc.privacy.mechanism import Gate, RecordSum
+from dpfedc.privacy.participation import schedule
 from dpfedc.privacy.plan import PlannedRelease, PrivacyPlan
 from dpfedc.privacy.sampling import dealt_by_slot, largest_batch_ratio
 from dpfedc.randomness import Randomness

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpfedc.errors import InvalidInput
-from dpfedc.federation.participation import most_rounds_of_a_site, schedule
+from dpfedc.privacy.participation import most_rounds_of_a_site, schedule
 
 
 def rounds_of(n_sites, sites_per_round, n_rounds, seed=0):

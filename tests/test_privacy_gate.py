@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfedc.errors import DPFedCError, InvalidInput
-from dpfedc.federation.participation import most_rounds_of_a_site, schedule
 from dpfedc.privacy.accountant import plan_epsilon, releases_epsilon
 from dpfedc.privacy.mechanism import Gate, RecordSum, Released, SiteUploads, SiteValues
+from dpfedc.privacy.participation import most_rounds_of_a_site, schedule
 from dpfedc.privacy.plan import PlannedRelease, PrivacyPlan
 from dpfedc.privacy.sampling import Dealing
 from dpfedc.randomness import Randomness

@@ -13,12 +13,12 @@ from sklearn.datasets import load_digits
 from dpfedc import DPFedC
 from dpfedc.errors import InvalidInput, UtilityWarning
 from dpfedc.evaluation.metrics import clustering_accuracy
-from dpfedc.federation.participation import most_rounds_of_a_site
 from dpfedc.methods.dp_fedc import Factorization
 from dpfedc.planning.facts import Choices, Federation
 from dpfedc.planning.normalized import normalized_plan
 from dpfedc.privacy.accountant import plan_epsilon, releases_epsilon
 from dpfedc.privacy.noise import SIMULATED
+from dpfedc.privacy.participation import most_rounds_of_a_site
 from dpfedc.privacy.plan import PlannedRelease, PrivacyPlan
 from dpfedc.privacy.sampling import largest_batch_ratio
 from dpfedc.records import RunRecord

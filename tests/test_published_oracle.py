@@ -16,10 +16,10 @@ from sklearn.utils import check_random_state
 from dpfedc import DPFedC
 from dpfedc.errors import InvalidInput
 from dpfedc.federation.in_process import Sites, run
-from dpfedc.federation.participation import schedule
 from dpfedc.methods.protocol import Stage
 from dpfedc.methods.published import Published
 from dpfedc.privacy.mechanism import Gate
+from dpfedc.privacy.participation import schedule
 from dpfedc.randomness import Randomness
 from dpfedc.settings import Penalty
 

@@ -15,11 +15,11 @@ from dpfedc.estimators.assumed_noise import (
 from dpfedc.estimators.federated import FederatedClusterer, OnRound
 from dpfedc.estimators.validation import check_records, checked_start
 from dpfedc.federation.in_process import Sites
-from dpfedc.federation.participation import most_rounds_of_a_site
 from dpfedc.methods.fuzzy_cmeans import FuzzyCMeansRounds
 from dpfedc.methods.k_fed import assumed_centre_sensitivity
 from dpfedc.methods.protocol import Stage, State
 from dpfedc.planning.facts import NO_NOISE, RunPlan
+from dpfedc.privacy.participation import most_rounds_of_a_site
 from dpfedc.settings import require_bool, require_integer, require_number
 
 

@@ -15,10 +15,10 @@ from dpfedc.estimators.assumed_noise import (
 from dpfedc.estimators.federated import FederatedClusterer, OnRound
 from dpfedc.estimators.validation import check_records
 from dpfedc.federation.in_process import Sites
-from dpfedc.federation.participation import most_rounds_of_a_site
 from dpfedc.methods.kmeans_parallel import Candidates, Reclustering, StatedNoiseLloyd
 from dpfedc.methods.protocol import Stage, State
 from dpfedc.planning.facts import NO_NOISE, RunPlan
+from dpfedc.privacy.participation import most_rounds_of_a_site
 from dpfedc.settings import require_bool, require_integer, require_number
 
 

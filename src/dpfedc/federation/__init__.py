@@ -1,1 +1,1 @@
-"""Who takes part in a round, and where sites run."""
+"""Where sites run: all in one process, or each on a machine of its own."""

@@ -13,10 +13,10 @@ from array_api_compat import array_namespace, device
 from threadpoolctl import threadpool_limits
 
 from dpfedc.errors import InvalidInput
-from dpfedc.federation.participation import schedule
 from dpfedc.kernels import Array
 from dpfedc.methods.protocol import Public, SiteBatch, Stage, State
 from dpfedc.privacy.mechanism import Gate
+from dpfedc.privacy.participation import schedule
 from dpfedc.randomness import Randomness
 from dpfedc.records import RoundRecord
 

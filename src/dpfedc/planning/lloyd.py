@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dpfedc.federation.participation import most_rounds_of_a_site
 from dpfedc.methods.federated_kmeans import LloydSums, SeedByDistance
 from dpfedc.methods.preprocessing import Bound
 from dpfedc.methods.protocol import Stage
 from dpfedc.planning.facts import NO_NOISE, Federation, RunPlan
 from dpfedc.planning.normalized import bound_threshold
 from dpfedc.privacy.calibration import StageBudget, calibrated_plan
+from dpfedc.privacy.participation import most_rounds_of_a_site
 from dpfedc.settings import PrivacyTarget
 
 BOUND_SHARE = 0.01

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dpfedc.federation.participation import most_rounds_of_a_site
 from dpfedc.methods.centres import COUNT_WEIGHT, Centres, Lengths
 from dpfedc.methods.dp_fedc import Factorization
 from dpfedc.methods.preprocessing import N_BINS, Bound, Mean, Scale, Subspace
@@ -23,6 +22,7 @@ from dpfedc.methods.sums_and_gram import SumsAndGram
 from dpfedc.planning.facts import NO_NOISE, Choices, Federation, RunPlan
 from dpfedc.privacy.accountant import gaussian_mu
 from dpfedc.privacy.calibration import StageBudget, calibrated_plan
+from dpfedc.privacy.participation import most_rounds_of_a_site
 from dpfedc.privacy.plan import PrivacyPlan
 from dpfedc.privacy.sampling import largest_batch_ratio
 from dpfedc.settings import Penalty, PrivacyTarget

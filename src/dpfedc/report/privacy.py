@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfedc.errors import InvalidInput
-from dpfedc.federation.participation import most_rounds_of_a_site
 from dpfedc.planning.facts import Choices, Federation
 from dpfedc.planning.published import published_noise_multipliers
 from dpfedc.planning.words import STAGE_PURPOSES, budget_shares, multiplier, percent
+from dpfedc.privacy.participation import most_rounds_of_a_site
 from dpfedc.privacy.plan import PrivacyPlan
 from dpfedc.privacy.published_account import published_epsilon
 from dpfedc.privacy.statement import number, privacy_statement
