@@ -52,15 +52,14 @@ def planned(
     settings: Mapping[str, Any], n_features: int, records_per_site: npt.NDArray[np.int64]
 ) -> tuple[RunPlan, Federation, PrivacyTarget | None]:
     """Return the plan that the estimator makes from these settings, and what it is made from."""
-    from dpfedc.planning.facts import Choices, Federation
+    from dpfedc.planning.choices import checked_choices
+    from dpfedc.planning.facts import Federation
     from dpfedc.planning.normalized import normalized_plan
     from dpfedc.planning.published import published_plan
     from dpfedc.settings import PrivacyTarget
 
-    names = {f.name for f in fields(Choices)} & settings.keys()
-    declared = settings.get("norm_bound", "auto") != "auto"
-    choices = Choices(**{name: settings[name] for name in names}, declared_bound=declared)
     facts, target = Federation(n_features, records_per_site), None
+    choices = checked_choices(settings, facts)
     if settings["epsilon"] is not None:
         names = {f.name for f in fields(PrivacyTarget)}
         target = PrivacyTarget(**{name: settings[name] for name in names})

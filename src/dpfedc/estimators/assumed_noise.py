@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from dpfedc.errors import InvalidInput
-from dpfedc.estimators.validation import plain
+from dpfedc.planning.choices import plain
 from dpfedc.privacy.accountant import gaussian_mu
 from dpfedc.settings import require_number
 
@@ -25,12 +25,12 @@ def checked_bound(norm_bound: Any, epsilon: float | None) -> float:
     return math.inf
 
 
-def assumed_multiplier(n_uploads: int, epsilon: float | None, delta: float) -> float:
+def assumed_multiplier(n_uploads: int, epsilon: float | None, delta: float, *, each: bool) -> float:
     """Return noise_std over sensitivity for n_uploads uploads of a site: sqrt(n_uploads) / mu.
 
-    (epsilon, delta) for all of a site's uploads together, IF the assumed sensitivity holds. 0
-    without epsilon: no noise.
+    (epsilon, delta) is for all of a site's uploads together, or for `each` of them, IF the assumed
+    sensitivity holds. 0 without epsilon: no noise.
     """
     if epsilon is None:
         return 0.0
-    return math.sqrt(n_uploads) / gaussian_mu(plain(epsilon), plain(delta))
+    return math.sqrt(1 if each else n_uploads) / gaussian_mu(plain(epsilon), plain(delta))

@@ -38,6 +38,9 @@ class CoresetKMedian(FederatedClusterer):
         is assumed (the result is stamped so). None adds no noise.
     delta : float, default=1e-5
         The probability with which the promise of epsilon may fail.
+    epsilon_per_round : bool, default=False
+        Spend epsilon on every upload, not on all of them together. This is how the paper has the
+        noise of its rivals; after many rounds little is promised.
     coreset_size : int, default=1000
         Records drawn at all sites together; the sites' own medians come on top.
     local_steps : int, default=10
@@ -68,6 +71,7 @@ class CoresetKMedian(FederatedClusterer):
         *,
         epsilon: float | None = None,
         delta: float = 1e-5,
+        epsilon_per_round: bool = False,
         coreset_size: int = 1000,
         local_steps: int = 10,
         norm_bound: float | None = None,
@@ -78,6 +82,7 @@ class CoresetKMedian(FederatedClusterer):
         self.n_clusters = n_clusters
         self.epsilon = epsilon
         self.delta = delta
+        self.epsilon_per_round = epsilon_per_round
         self.coreset_size = coreset_size
         self.local_steps = local_steps
         self.norm_bound = norm_bound
@@ -90,10 +95,13 @@ class CoresetKMedian(FederatedClusterer):
         size = require_integer("coreset_size", self.coreset_size, least=1)
         steps = require_integer("local_steps", self.local_steps, least=0)
         require_bool("diagnostics", self.diagnostics)
+        require_bool("epsilon_per_round", self.epsilon_per_round)
         require_number("delta", self.delta, above=0, below=1)
         checked_bound(self.norm_bound, self.epsilon)
         check_records(sites.X, k, nonnegative=False)
-        z = assumed_multiplier(Coreset.n_rounds, self.epsilon, self.delta)
+        z = assumed_multiplier(
+            Coreset.n_rounds, self.epsilon, self.delta, each=self.epsilon_per_round
+        )
         stamp = NO_NOISE if self.epsilon is None else ASSUMED_SENSITIVITY
         return RunPlan((Stage(Coreset(k, size, steps, z)),), stamps=(stamp,))
 

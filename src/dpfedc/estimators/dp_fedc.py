@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -12,17 +11,19 @@ import numpy.typing as npt
 
 from dpfedc.errors import InvalidInput, UtilityWarning
 from dpfedc.estimators.federated import FederatedClusterer, OnRound
-from dpfedc.estimators.validation import (
-    check_records,
-    checked_ranges,
-    checked_start,
-    left_open,
-    plain,
-)
+from dpfedc.estimators.validation import check_records
 from dpfedc.federation.in_process import Sites
 from dpfedc.methods.protocol import State
 from dpfedc.model_file import ClusterModel
-from dpfedc.planning.facts import Choices, Federation, RunPlan
+from dpfedc.planning.choices import (
+    MODEL_STEPS,
+    checked_choices,
+    declared_state,
+    declares_bound,
+    factorisation_model,
+    left_open,
+)
+from dpfedc.planning.facts import Federation, RunPlan
 from dpfedc.planning.normalized import SWAMPED, normalized_plan
 from dpfedc.planning.published import PUBLISHED_FINAL_STEPS, published_plan
 from dpfedc.settings import (
@@ -230,63 +231,19 @@ class DPFedC(FederatedClusterer):
         self.gradient_bound = gradient_bound
         self.on_round = on_round
 
-    def _choices(self, X: npt.NDArray[Any], n_sites: int) -> Choices:
-        """Return the validated settings, checked against the data where they must agree."""
+    def _plan(self, sites: Sites) -> RunPlan:
         require_choice("variant", self.variant, ("normalized", "published"))
         require_choice("trust", self.trust, TRUST_MODELS)
-        require_choice("update", self.update, ("gradient", "sums-and-gram"))
-        if self.update != "gradient" and self.extra_steps:
-            raise InvalidInput(
-                f"extra_steps must be 0 or None with update={self.update!r}, got {self.extra_steps}"
-            )
-        for name in ("center", "scale", "nonnegative", "diagnostics"):
-            require_bool(name, getattr(self, name))
-        for name, least, most, free in (
-            ("n_clusters", 1, None, ()),
-            ("n_rounds", 1, None, ("auto",)),
-            ("refine_rounds", 0, None, ("auto",)),
-            ("sites_per_round", 1, n_sites, (None,)),
-            ("subspace", 1, X.shape[1], (None, "auto")),
-            ("membership_steps", 1, None, ()),
-            ("extra_steps", 0, None, (None,)),
-            ("batch_size", 1, None, ()),
-            ("min_survivors", 1, None, (None,)),
-            ("colluding_sites", 0, None, ()),
-        ):
+        require_bool("diagnostics", self.diagnostics)
+        for name, least, free in (("min_survivors", 1, (None,)), ("colluding_sites", 0, ())):
             if not left_open(getattr(self, name), free):
-                require_integer(name, getattr(self, name), least=least, most=most)
-        for name, limits, free in (
-            ("epsilon", {"above": 0}, (None,)),
-            ("delta", {"above": 0, "below": 1}, ()),
-            ("norm_bound", {"above": 0}, ("auto",)),
-            ("constant_feature", {"least": 0}, ()),
-            ("sampling_probability", {"above": 0, "most": 1}, ()),
-            ("orthogonality", {"least": 0}, ("auto",)),
-            ("clip_norm", {"above": 0}, ("auto",)),
-            ("step", {"above": 0}, ("auto",)),
-            ("momentum", {"least": 0, "below": 1}, ("auto",)),
-            ("gradient_bound", {"above": 0}, (None,)),
-        ):
-            if not left_open(getattr(self, name), free):
-                require_number(name, getattr(self, name), **limits)
-        if self.constant_feature and not left_open(self.subspace, (None, "auto")):
-            raise InvalidInput(
-                "subspace must be None or 'auto' with a constant_feature, "
-                f"got {self.subspace}: the constant is no part of a subspace"
-            )
-        if self.feature_ranges is not None:
-            checked_ranges(self.feature_ranges, X.shape[1])
-        check_records(X, self.n_clusters, nonnegative=self.nonnegative)
-        names = [f.name for f in fields(Choices) if f.name not in ("init", "declared_bound")]
-        chosen = {name: plain(getattr(self, name)) for name in names}
-        init = self.init
-        if init is not None:
-            init = checked_start(init, self.n_clusters, X.shape[1])
-        return Choices(**chosen, declared_bound=self._declares_bound(), init=init)
-
-    def _plan(self, sites: Sites) -> RunPlan:
-        choices = self._choices(sites.X, sites.n_sites)
+                require_integer(name, getattr(self, name), least=least)
+        if self.epsilon is not None:
+            require_number("epsilon", self.epsilon, above=0)
+        require_number("delta", self.delta, above=0, below=1)
         facts = Federation(self.n_features_in_, np.diff(sites.offsets))
+        choices = checked_choices(self.get_params(deep=False), facts)
+        check_records(sites.X, choices.n_clusters, nonnegative=self.nonnegative)
         target = self._target()
         if self.variant == "published":
             energy = float(np.einsum("ij,ij->", sites.X, sites.X, dtype=np.float64))
@@ -298,37 +255,22 @@ class DPFedC(FederatedClusterer):
 
     def _declared(self, sites: Sites) -> State:
         """Return what the user declared of the records: where they lie and how long they are."""
-        asarray = sites.public.asarray
         if self.variant == "published":
             return {}
-        if self.feature_ranges is not None:
-            ranges = checked_ranges(self.feature_ranges, self.n_features_in_)
-            bound = np.linalg.norm(ranges[:, 1] - ranges[:, 0]) / 2
-            return {"origin": asarray(ranges.mean(axis=1)), "bound": asarray(bound)}
-        if self.norm_bound != "auto":
-            return {"bound": asarray(np.asarray(self.norm_bound))}
-        return {}
+        declared = declared_state(self.method_name, self.get_params(), self.n_features_in_)
+        return {name: sites.public.asarray(values) for name, values in declared.items()}
 
     def _model(self, plan: RunPlan, state: State, about: dict[str, Any]) -> ClusterModel:
         """Return the model of the state, which may be that of an unfinished run."""
-        scale = state.get("scale")
-        done = "counts" in state
-        W = np.asarray(state["W"])
-        if "basis" in state:
-            W = W @ np.asarray(state["basis"])
         published = self.variant == "published"
-        return ClusterModel(
-            directions=W,
-            center=np.asarray(state.get("center", np.zeros(self.n_features_in_))),
-            scale=None if scale is None else float(scale),
-            centres=np.asarray(state["best_centres"]) if done else None,
-            by_membership=not (plan.refine and done),
-            constant=0.0 if published else float(self.constant_feature),
-            penalty=plan.penalty,
-            steps=PUBLISHED_FINAL_STEPS if published else 50,
-            nonnegative=self.nonnegative,
+        settings = self.get_params(deep=False)
+        return factorisation_model(
+            {**settings, "constant_feature": 0.0} if published else settings,
+            plan,
+            state,
             feature_names=self._feature_names(),
             about=about,
+            steps=PUBLISHED_FINAL_STEPS if published else MODEL_STEPS,
         )
 
     def _settings(self, sites: Sites) -> dict[str, Any]:
@@ -336,11 +278,8 @@ class DPFedC(FederatedClusterer):
         return {
             **super()._settings(sites),
             "init": "random" if self.init is None else "given",
-            "declared_bound": self._declares_bound(),
+            "declared_bound": declares_bound(self.get_params(deep=False)),
         }
-
-    def _declares_bound(self) -> bool:
-        return self.feature_ranges is not None or not left_open(self.norm_bound, ("auto",))
 
 
 def warn_of_poor_results(plan: RunPlan, facts: Federation) -> None:

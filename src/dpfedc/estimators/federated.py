@@ -22,11 +22,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dpfedc import __version__
 from dpfedc.errors import InvalidInput
-from dpfedc.estimators.validation import plain
 from dpfedc.evaluation.metrics import clustering_accuracy
 from dpfedc.federation.in_process import Diagnose, Sites, run
 from dpfedc.methods.protocol import SiteBatch, Stage, State
 from dpfedc.model_file import ClusterModel
+from dpfedc.planning.choices import nearest_model, plain
 from dpfedc.planning.facts import RunPlan
 from dpfedc.privacy.accountant import guarantee
 from dpfedc.privacy.mechanism import Gate
@@ -65,22 +65,8 @@ class FederatedClusterer(
         return {}
 
     def _model(self, plan: RunPlan, state: State, about: dict[str, Any]) -> ClusterModel:
-        """Return the model of the state: by default the nearest of its `centres`.
-
-        It measures from the middle of the centres: far from them, squares would lose the digits
-        that tell the centres apart.
-        """
-        centres = np.asarray(state["centres"])
-        middle = centres.mean(axis=0)
-        return ClusterModel(
-            directions=centres,
-            center=middle,
-            scale=None,
-            centres=centres - middle,
-            by_membership=False,
-            feature_names=self._feature_names(),
-            about=about,
-        )
+        """Return the model of the state: by default the nearest of its `centres`."""
+        return nearest_model(state["centres"], feature_names=self._feature_names(), about=about)
 
     def fit(self, X: Any, y: Any = None, *, sites: Any = None) -> FederatedClusterer:
         """Cluster the records X; `sites` holds one site id per record (None: one site).

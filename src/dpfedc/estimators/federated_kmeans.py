@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from dpfedc.estimators.federated import FederatedClusterer, OnRound
-from dpfedc.estimators.validation import check_records, checked_start, plain
+from dpfedc.estimators.validation import check_records
 from dpfedc.federation.in_process import Sites
 from dpfedc.methods.protocol import State
+from dpfedc.planning.choices import declared_state, proved_plan
 from dpfedc.planning.facts import Federation, RunPlan
-from dpfedc.planning.lloyd import lloyd_plan
-from dpfedc.settings import require_integer, require_number
+from dpfedc.privacy.accountant import gaussian_epsilon, gaussian_mu
+from dpfedc.privacy.participation import most_rounds_of_a_site
+from dpfedc.settings import PrivacyTarget, require_bool, require_integer
 
 
 class FederatedKMeans(FederatedClusterer):
@@ -27,6 +31,9 @@ class FederatedKMeans(FederatedClusterer):
     epsilon : float or None, default=None
         How much may be learnt about any one record; None adds no noise.
     delta : float, default=1e-5
+    epsilon_per_round : bool, default=False
+        Spend epsilon on every Lloyd round of a site, not on the whole run: the paper's noise for
+        this method. `privacy_` then states what the run has spent in all, which is far more.
     trust : {"local", "secure-aggregation", "trusted-server"}, default="secure-aggregation"
     n_rounds : int, default=30
     sites_per_round : int or None, default=None
@@ -50,6 +57,7 @@ class FederatedKMeans(FederatedClusterer):
         *,
         epsilon: float | None = None,
         delta: float = 1e-5,
+        epsilon_per_round: bool = False,
         trust: str = "secure-aggregation",
         n_rounds: int = 30,
         sites_per_round: int | None = None,
@@ -64,6 +72,7 @@ class FederatedKMeans(FederatedClusterer):
         self.n_clusters = n_clusters
         self.epsilon = epsilon
         self.delta = delta
+        self.epsilon_per_round = epsilon_per_round
         self.trust = trust
         self.n_rounds = n_rounds
         self.sites_per_round = sites_per_round
@@ -77,31 +86,31 @@ class FederatedKMeans(FederatedClusterer):
 
     def _plan(self, sites: Sites) -> RunPlan:
         k = require_integer("n_clusters", self.n_clusters, least=1)
-        n_rounds = require_integer("n_rounds", self.n_rounds, least=1)
-        if self.sites_per_round is not None:
-            require_integer("sites_per_round", self.sites_per_round, least=1, most=sites.n_sites)
-        if self.norm_bound != "auto":
-            require_number("norm_bound", self.norm_bound, above=0)
         check_records(sites.X, k, nonnegative=False)
-        return lloyd_plan(
-            k,
-            n_rounds,
-            plain(self.sites_per_round),
-            Federation(int(sites.X.shape[1]), np.diff(sites.offsets)),
-            self._target(),
-            declared_bound=self.norm_bound != "auto",
-            given_start=self.init is not None,
-        )
+        facts = Federation(int(sites.X.shape[1]), np.diff(sites.offsets))
+        target = self._target_of_run(sites.n_sites)
+        return proved_plan(self.method_name, self.get_params(deep=False), facts, target)
+
+    def _target_of_run(self, n_sites: int) -> PrivacyTarget | None:
+        """Return what all rounds together may spend."""
+        target = self._target()
+        if target is None or not require_bool("epsilon_per_round", self.epsilon_per_round):
+            return target
+        n_rounds, per_round = require_integer("n_rounds", self.n_rounds, least=1), n_sites
+        if self.sites_per_round is not None:
+            per_round = require_integer(
+                "sites_per_round", self.sites_per_round, least=1, most=n_sites
+            )
+        times = most_rounds_of_a_site(n_sites, per_round, n_rounds)
+        mu = gaussian_mu(target.epsilon, target.delta) * math.sqrt(times)
+        return replace(target, epsilon=gaussian_epsilon(mu, target.delta))
 
     def _declared(self, sites: Sites) -> State:
-        asarray = sites.public.asarray
-        state: dict[str, Any] = {}
-        if self.epsilon is not None and self.norm_bound != "auto":
-            state["bound"] = asarray(np.asarray(self.norm_bound))
-        if self.init is not None:
-            start = checked_start(self.init, self.n_clusters, self.n_features_in_)
-            state["centres"] = asarray(start)
-        return state
+        settings = self.get_params(deep=False)
+        if self.epsilon is None:
+            settings["norm_bound"] = "auto"  # without noise nothing is clipped
+        declared = declared_state(self.method_name, settings, self.n_features_in_)
+        return {name: sites.public.asarray(values) for name, values in declared.items()}
 
 
 class DPLloyd(FederatedKMeans):

@@ -13,11 +13,12 @@ from dpfedc.estimators.assumed_noise import (
     checked_bound,
 )
 from dpfedc.estimators.federated import FederatedClusterer, OnRound
-from dpfedc.estimators.validation import check_records, checked_start
+from dpfedc.estimators.validation import check_records
 from dpfedc.federation.in_process import Sites
 from dpfedc.methods.fuzzy_cmeans import FuzzyCMeansRounds
 from dpfedc.methods.k_fed import assumed_centre_sensitivity
 from dpfedc.methods.protocol import Stage, State
+from dpfedc.planning.choices import checked_start
 from dpfedc.planning.facts import NO_NOISE, RunPlan
 from dpfedc.privacy.participation import most_rounds_of_a_site
 from dpfedc.settings import require_bool, require_integer, require_number
@@ -41,6 +42,9 @@ class FederatedFuzzyCMeans(FederatedClusterer):
         is assumed (the result is stamped so). None adds no noise.
     delta : float, default=1e-5
         The probability with which the promise of epsilon may fail.
+    epsilon_per_round : bool, default=False
+        Spend epsilon on every upload, not on all of them together. This is how the paper has the
+        noise of its rivals; after many rounds little is promised.
     n_rounds : int, default=10
         Rounds of local fuzzy c-means and k-means at the server.
     sites_per_round : int or None, default=None
@@ -85,6 +89,7 @@ class FederatedFuzzyCMeans(FederatedClusterer):
         *,
         epsilon: float | None = None,
         delta: float = 1e-5,
+        epsilon_per_round: bool = False,
         n_rounds: int = 10,
         sites_per_round: int | None = None,
         fuzzifier: float = 2.0,
@@ -100,6 +105,7 @@ class FederatedFuzzyCMeans(FederatedClusterer):
         self.n_clusters = n_clusters
         self.epsilon = epsilon
         self.delta = delta
+        self.epsilon_per_round = epsilon_per_round
         self.n_rounds = n_rounds
         self.sites_per_round = sites_per_round
         self.fuzzifier = fuzzifier
@@ -128,6 +134,7 @@ class FederatedFuzzyCMeans(FederatedClusterer):
             "norm_bound": checked_bound(self.norm_bound, self.epsilon),
         }
         require_bool("diagnostics", self.diagnostics)
+        require_bool("epsilon_per_round", self.epsilon_per_round)
         require_number("delta", self.delta, above=0, below=1)
         check_records(sites.X, k, nonnegative=False)
         if self.epsilon is not None:
@@ -158,5 +165,7 @@ class FederatedFuzzyCMeans(FederatedClusterer):
             unit = float(assumed_centre_sensitivity(mean_site, self.n_clusters, norm_bound)[0])
             sensitivity = np.sqrt(sensitivity**2 + unit**2)
         n_uploads = most_rounds_of_a_site(len(records_per_site), per_round, self.n_rounds)
-        noise = sensitivity * assumed_multiplier(n_uploads, self.epsilon, self.delta)
+        noise = sensitivity * assumed_multiplier(
+            n_uploads, self.epsilon, self.delta, each=self.epsilon_per_round
+        )
         return {"size_unit": unit, "noise_std": noise}

@@ -121,7 +121,7 @@ class KFed(FederatedClusterer):
         noise = None
         if self.epsilon is not None:
             sensitivity = assumed_centre_sensitivity(records, local, bound)
-            noise = sensitivity * assumed_multiplier(1, self.epsilon, self.delta)
+            noise = sensitivity * assumed_multiplier(1, self.epsilon, self.delta, each=True)
         method = KFedRound(k, local, steps, n_init, bound, noise)
         stamp = NO_NOISE if noise is None else ASSUMED_SENSITIVITY
         return RunPlan((Stage(method),), stamps=(stamp,))

@@ -41,6 +41,9 @@ class KMeansParallel(FederatedClusterer):
         is assumed (the result is stamped so). None adds no noise.
     delta : float, default=1e-5
         The probability with which the promise of epsilon may fail.
+    epsilon_per_round : bool, default=False
+        Spend epsilon on every upload, not on all of them together. This is how the paper has the
+        noise of its rivals; after many rounds little is promised.
     n_rounds : int, default=20
         Rounds of Lloyd's algorithm after the seeding; 0 for none.
     sites_per_round : int or None, default=None
@@ -75,6 +78,7 @@ class KMeansParallel(FederatedClusterer):
         *,
         epsilon: float | None = None,
         delta: float = 1e-5,
+        epsilon_per_round: bool = False,
         n_rounds: int = 20,
         sites_per_round: int | None = None,
         seeding_rounds: int = 5,
@@ -87,6 +91,7 @@ class KMeansParallel(FederatedClusterer):
         self.n_clusters = n_clusters
         self.epsilon = epsilon
         self.delta = delta
+        self.epsilon_per_round = epsilon_per_round
         self.n_rounds = n_rounds
         self.sites_per_round = sites_per_round
         self.seeding_rounds = seeding_rounds
@@ -102,6 +107,7 @@ class KMeansParallel(FederatedClusterer):
         n_seeding = require_integer("seeding_rounds", self.seeding_rounds, least=1)
         expected = k * require_number("oversampling", self.oversampling, above=0)
         require_bool("diagnostics", self.diagnostics)
+        require_bool("epsilon_per_round", self.epsilon_per_round)
         require_number("delta", self.delta, above=0, below=1)
         per_round = sites.n_sites
         if self.sites_per_round is not None:
@@ -113,7 +119,7 @@ class KMeansParallel(FederatedClusterer):
         # A site uploads the first candidate, then costs and candidates in turn, counts, and sums.
         n_seeding = 1 + 2 * n_seeding
         n_uploads = n_seeding + 1 + most_rounds_of_a_site(sites.n_sites, per_round, n_rounds)
-        z = assumed_multiplier(n_uploads, self.epsilon, self.delta)
+        z = assumed_multiplier(n_uploads, self.epsilon, self.delta, each=self.epsilon_per_round)
         stages = [Stage(Candidates(expected, n_seeding, z)), Stage(Reclustering(k, z))]
         if n_rounds:
             # As for DP-Lloyd: a count that noise alone may give does not move a centre.

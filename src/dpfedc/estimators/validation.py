@@ -10,48 +10,6 @@ import numpy.typing as npt
 from dpfedc.errors import InvalidInput
 
 
-def plain(value: Any) -> Any:
-    """Return a NumPy scalar as the Python number it stands for; JSON knows no other."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def left_open(value: Any, free: tuple[str | None, ...]) -> bool:
-    """Return whether a setting has one of the values that leave it to the plan."""
-    return (value is None or isinstance(value, str)) and value in free
-
-
-def checked_ranges(ranges: Any, n_features: int) -> npt.NDArray[np.float64]:
-    """Return the least and largest values of the features, or say what was expected of them."""
-    expected = f"finite numbers of shape ({n_features}, 2) with least < largest in every row"
-    try:
-        values = np.asarray(ranges, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"feature_ranges must hold {expected}, got {ranges!r}") from error
-    if values.shape != (n_features, 2):
-        raise InvalidInput(f"feature_ranges must hold {expected}, got shape {values.shape}")
-    wrong = ~(np.isfinite(values).all(axis=1) & (values[:, 0] < values[:, 1]))
-    if wrong.any():
-        i = int(np.argmax(wrong))
-        raise InvalidInput(f"feature_ranges must hold {expected}, got {values[i]} in row {i}")
-    return values
-
-
-def checked_start(init: Any, n_clusters: int, n_features: int) -> npt.NDArray[np.float64]:
-    """Return given public centres as an array, or say what was expected of them."""
-    expected = (n_clusters, n_features)
-    try:
-        start = np.asarray(init, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(
-            f"init must be None or an array of shape {expected}, got {init!r}"
-        ) from error
-    if start.shape != expected:
-        raise InvalidInput(f"init must have shape {expected}, got {start.shape}")
-    if not np.isfinite(start).all():
-        raise InvalidInput("init must be finite, got NaN or infinity")
-    return start
-
-
 def check_records(X: npt.NDArray[Any], n_clusters: int, *, nonnegative: bool) -> None:
     """Say what makes records impossible to cluster."""
     n = len(X)

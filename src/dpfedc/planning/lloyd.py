@@ -12,6 +12,7 @@ from dpfedc.planning.facts import NO_NOISE, Federation, RunPlan
 from dpfedc.planning.normalized import bound_threshold
 from dpfedc.privacy.calibration import StageBudget, calibrated_plan
 from dpfedc.privacy.participation import most_rounds_of_a_site
+from dpfedc.privacy.plan import PrivacyPlan
 from dpfedc.settings import PrivacyTarget
 
 BOUND_SHARE = 0.01
@@ -26,17 +27,35 @@ def lloyd_plan(
     *,
     declared_bound: bool,
     given_start: bool,
+    privacy: PrivacyPlan | None = None,
 ) -> RunPlan:
     """Return the stages: a start, then Lloyd rounds; with a target every release is charged.
 
     Without a target the start is k-means++ over the sites. With one it is data-free: centres spread
-    in the ball of the records' bound.
+    in the ball of the records' bound. A privacy plan that was made before is taken as it is.
     """
     per_round = sites_per_round or facts.n_sites
     lloyd = LloydSums(n_clusters, n_rounds)
     if target is None:
         start = () if given_start else (Stage(SeedByDistance(n_clusters)),)
         return RunPlan((*start, Stage(lloyd, per_round)), stamps=(NO_NOISE,))
+    if privacy is None:
+        privacy = _privacy_plan(n_rounds, per_round, facts, target, declared_bound=declared_bound)
+    noise = math.sqrt(2) * privacy.noise_of_sum("lloyd", per_round)
+    stages = [Stage(replace(lloyd, least_count=1 + 2 * noise), per_round)]
+    if not declared_bound:
+        stages.insert(0, Stage(Bound(bound_threshold(privacy, facts))))
+    return RunPlan(tuple(stages), privacy=privacy)
+
+
+def _privacy_plan(
+    n_rounds: int,
+    per_round: int,
+    facts: Federation,
+    target: PrivacyTarget,
+    *,
+    declared_bound: bool,
+) -> PrivacyPlan:
     rest = 1.0
     budgets = []
     if not declared_bound:
@@ -44,7 +63,7 @@ def lloyd_plan(
         budgets.append(StageBudget("bound", 1, facts.n_sites, 1, BOUND_SHARE))
     times = most_rounds_of_a_site(facts.n_sites, per_round, n_rounds)
     budgets.append(StageBudget("lloyd", n_rounds, per_round, times, rest))
-    privacy = calibrated_plan(
+    return calibrated_plan(
         tuple(budgets),
         epsilon=target.epsilon,
         delta=target.delta,
@@ -53,8 +72,3 @@ def lloyd_plan(
         min_survivors=target.min_survivors,
         colluding_sites=target.colluding_sites,
     )
-    noise = math.sqrt(2) * privacy.noise_of_sum("lloyd", per_round)
-    stages = [Stage(replace(lloyd, least_count=1 + 2 * noise), per_round)]
-    if not declared_bound:
-        stages.insert(0, Stage(Bound(bound_threshold(privacy, facts))))
-    return RunPlan(tuple(stages), privacy=privacy)

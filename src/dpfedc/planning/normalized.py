@@ -66,8 +66,17 @@ def noise_ratio(
     return n_clusters * f * math.sqrt(facts.n_features) / (facts.n_records * mu)
 
 
-def normalized_plan(choices: Choices, facts: Federation, target: PrivacyTarget | None) -> RunPlan:
-    """Return the stages of the normalized variant; without a target there is no noise."""
+def normalized_plan(
+    choices: Choices,
+    facts: Federation,
+    target: PrivacyTarget | None,
+    *,
+    privacy: PrivacyPlan | None = None,
+) -> RunPlan:
+    """Return the stages of the normalized variant; without a target there is no noise.
+
+    A privacy plan that was made before is taken as it is, which saves the time to make it again.
+    """
     per_round = choices.sites_per_round or facts.n_sites
     kappa = 0.0
     if target is not None:
@@ -91,7 +100,8 @@ def normalized_plan(choices: Choices, facts: Federation, target: PrivacyTarget |
     ]
     if target is None:
         return RunPlan(tuple(stages), factorization.penalty, n_refine > 0, (NO_NOISE,))
-    privacy = _privacy_plan(choices, facts, target, stages, n_refine)
+    if privacy is None:
+        privacy = _privacy_plan(choices, facts, target, stages, n_refine)
     return RunPlan(
         tuple(Stage(_told(s.method, privacy, facts), s.sites_per_round) for s in stages),
         factorization.penalty,
