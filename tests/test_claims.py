@@ -1,6 +1,7 @@
 """Claims are judged rightly from rows made up for it, whatever the verdict."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from dpfedc.experiments.claims import (
     judged,
     judgements,
 )
+from dpfedc.experiments.registry import PER_ROUND
 from dpfedc.experiments.results import Result
 
 
@@ -164,3 +166,18 @@ def test_seeds_that_only_one_side_has_are_left_out():
 
 def test_nothing_is_claimed_from_nothing():
     assert judgements([]) == []
+
+
+def test_a_rival_with_noise_in_every_round_is_one_more_rival():
+    gentle = [
+        replace(r, variant=PER_ROUND, accuracy=0.9)
+        for r in rivals()
+        if r.method == "federated-k-means" and r.epsilon is not None
+    ]
+    assert gentle
+    _, noisy = of(MOST_ACCURATE, [*rivals(), *gentle])
+    assert "federated k-means with noise per round" in noisy.where
+    assert noisy.verdict == NOT_HELD
+    # Its loss is against the same method without noise, which has no variant.
+    (hurt,) = of(HURT_LEAST, [*rivals(), *gentle])
+    assert "federated k-means with noise per round" in hurt.where

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from dpfedc.experiments.registry import METHODS
+from dpfedc.experiments.registry import METHODS, PER_ROUND
 from dpfedc.experiments.results import Result
 
 HELD, NOT_HELD, UNDECIDED = "held", "not held", "undecided"
@@ -141,43 +141,46 @@ def _sites_per_round(ours: Sequence[Result]) -> Iterator[Judgement]:
 def _against_rivals(results: Sequence[Result]) -> Iterator[Judgement]:
     """Yield both claims on the paper's rivals; each is judged against the best of them.
 
-    The best is the rival with the highest mean accuracy, or with the least mean loss by noise.
+    The best is the rival with the highest mean accuracy, or with the least mean loss by noise. A
+    rival with the paper's noise in every round counts as one more.
     """
     for key, rows in _groups(results, lambda r: (r.data, r.partition)):
         variants = sorted({r.variant for r in rows if r.method == "dp-fedc"})
+        rivals = sorted({(r.method, r.variant) for r in rows if r.method in _PAPER_RIVALS})
         for level in sorted({_level(r) for r in rows}, reverse=True):
             here = [r for r in rows if _level(r) == level and r.trust in ("", "local")]
-            rivals = {m: r for (m,), r in _groups(here, lambda r: (r.method,))}
-            rivals = {m: r for m, r in rivals.items() if m in _PAPER_RIVALS}
-            for variant in variants if rivals else ():
-                means = {m: _mean(map(_accuracy, rivals[m])) for m in sorted(rivals)}
-                best = max(means, key=means.__getitem__)
-                own = _own(here, variant)
-                gains = _differences(own, rivals[best], _accuracy)
-                title = METHODS[best].title
-                where = f"{', '.join(key)}, {variant}, {_epsilon(level)}: against {title}"
-                yield judged(MOST_ACCURATE, where, gains, least=0.0)
+            known = [rival for rival in rivals if _of(here, *rival)]
+            for variant in variants if known else ():
+                best = max(known, key=lambda rival: _mean(map(_accuracy, _of(here, *rival))))
+                gains = _differences(_of(here, "dp-fedc", variant), _of(here, *best), _accuracy)
+                yield judged(MOST_ACCURATE, _place(key, variant, level, best), gains, least=0.0)
         for level in sorted({_level(r) for r in rows if r.epsilon is not None}, reverse=True):
-            yield from _least_hurt(key, rows, level, variants)
+            by_rival = {rival: _losses(rows, *rival, level) for rival in rivals}
+            by_rival = {rival: lost for rival, lost in by_rival.items() if lost}
+            for variant in variants if by_rival else ():
+                own = _losses(rows, "dp-fedc", variant, level)
+                best = min(by_rival, key=lambda rival: _mean(by_rival[rival].values()))
+                gains = [by_rival[best][seed] - own[seed] for seed in own if seed in by_rival[best]]
+                yield judged(HURT_LEAST, _place(key, variant, level, best), gains, least=0.0)
 
 
-def _least_hurt(
-    key: Key, rows: Sequence[Result], level: float, variants: Sequence[str]
-) -> Iterator[Judgement]:
-    def losses(chosen: Sequence[Result]) -> dict[int, float]:
-        exact = {r.seed: r.accuracy for r in chosen if r.epsilon is None}
-        noisy = {r.seed: r.accuracy for r in chosen if r.epsilon == level and r.trust == "local"}
-        return {seed: exact[seed] - noisy[seed] for seed in sorted(exact.keys() & noisy.keys())}
+def _losses(rows: Sequence[Result], method: str, variant: str, level: float) -> dict[int, float]:
+    """Return what noise at the sites costs in accuracy, by seed."""
+    exact = {r.seed: r.accuracy for r in _of(rows, method, variant) if r.epsilon is None}
+    if variant == PER_ROUND:
+        exact = {r.seed: r.accuracy for r in _of(rows, method, "") if r.epsilon is None}
+    noisy = {
+        r.seed: r.accuracy
+        for r in _of(rows, method, variant)
+        if r.epsilon == level and r.trust == "local"
+    }
+    return {seed: exact[seed] - noisy[seed] for seed in sorted(exact.keys() & noisy.keys())}
 
-    by_rival = {m: losses([r for r in rows if r.method == m]) for m in sorted(_PAPER_RIVALS)}
-    by_rival = {m: lost for m, lost in by_rival.items() if lost}
-    for variant in variants if by_rival else ():
-        own = losses(_own(rows, variant))
-        best = min(by_rival, key=lambda m: _mean(by_rival[m].values()))
-        gains = [by_rival[best][seed] - own[seed] for seed in own if seed in by_rival[best]]
-        title = METHODS[best].title
-        where = f"{', '.join(key)}, {variant}, {_epsilon(level)}: against {title}"
-        yield judged(HURT_LEAST, where, gains, least=0.0)
+
+def _place(key: Key, variant: str, level: float, rival: tuple[str, str]) -> str:
+    per_round = " with noise per round" if rival[1] == PER_ROUND else ""
+    title = METHODS[rival[0]].title + per_round
+    return f"{', '.join(key)}, {variant}, {_epsilon(level)}: against {title}"
 
 
 def _groups(
@@ -198,8 +201,8 @@ def _differences(
     return [x - y for x, y in pairs if x is not None and y is not None]
 
 
-def _own(rows: Sequence[Result], variant: str) -> list[Result]:
-    return [r for r in rows if r.method == "dp-fedc" and r.variant == variant]
+def _of(rows: Sequence[Result], method: str, variant: str) -> list[Result]:
+    return [r for r in rows if (r.method, r.variant) == (method, variant)]
 
 
 def _accuracy(result: Result) -> float:

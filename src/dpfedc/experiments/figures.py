@@ -140,7 +140,9 @@ def _write_legend(figure: Figure, names: Mapping[str, Mapping[str, Any]]) -> Non
     from matplotlib.lines import Line2D
 
     keys = [Line2D([], [], **look) for look in names.values()]
-    columns = min(len(names), 4)
+    # A letter of this size is about 0.075 inches wide, a key with its space 0.65.
+    widest = 0.65 + 0.075 * max(map(len, names))
+    columns = max(1, min(len(names), 4, int(figure.get_figwidth() / widest)))
     legend = figure.legend(
         keys, list(names), ncols=columns, loc="outside lower center", frameon=False, fontsize=9,
         handlelength=2.6, columnspacing=1.3,

@@ -4,40 +4,53 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
 from dpfedc.errors import InvalidInput
 
+PER_ROUND = "per-round"
+"""The variant of a rival that spends epsilon in every round, as in the paper."""
+_RIVAL = ("", PER_ROUND)
+
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """Where an estimator is, what a reader calls it, and its row in the paper's Table I."""
+    """Where an estimator is, what a reader calls it, and its row in the paper's Table I.
+
+    `settings` make it this method where one estimator serves several. A method's variants are
+    told apart in results; PER_ROUND has the paper's noise for its rivals.
+    """
 
     module: str
     class_name: str
     title: str
     paper_name: str | None = None
-    has_variants: bool = False
+    variants: tuple[str, ...] = ("",)
     federated: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 METHODS: Mapping[str, MethodEntry] = {
     "dp-fedc": MethodEntry(
-        "dpfedc.estimators.dp_fedc", "DPFedC", "DP-FedC", "DP-FedC", has_variants=True
+        "dpfedc.estimators.dp_fedc", "DPFedC", "DP-FedC", "DP-FedC", ("normalized", "published")
+    ),
+    "sums-and-gram": MethodEntry(
+        "dpfedc.estimators.dp_fedc", "DPFedC", "DP-FedC, sums and Gram",
+        settings={"update": "sums-and-gram"},
     ),
     "federated-k-means": MethodEntry(
-        "dpfedc.estimators.federated_kmeans", "FederatedKMeans", "federated k-means", "FKM"
+        "dpfedc.estimators.federated_kmeans", "FederatedKMeans", "federated k-means", "FKM", _RIVAL
     ),
     "fuzzy-c-means": MethodEntry(
-        "dpfedc.estimators.fuzzy_cmeans", "FederatedFuzzyCMeans", "fuzzy c-means", "FZKM"
+        "dpfedc.estimators.fuzzy_cmeans", "FederatedFuzzyCMeans", "fuzzy c-means", "FZKM", _RIVAL
     ),
     "k-means-parallel": MethodEntry(
-        "dpfedc.estimators.kmeans_parallel", "KMeansParallel", "k-means||", "DK++"
+        "dpfedc.estimators.kmeans_parallel", "KMeansParallel", "k-means||", "DK++", _RIVAL
     ),
     "coreset-k-median": MethodEntry(
-        "dpfedc.estimators.coreset_kmedian", "CoresetKMedian", "coreset k-median", "DKM"
+        "dpfedc.estimators.coreset_kmedian", "CoresetKMedian", "coreset k-median", "DKM", _RIVAL
     ),
     "k-fed": MethodEntry("dpfedc.estimators.k_fed", "KFed", "k-FED"),
     "dp-lloyd": MethodEntry("dpfedc.estimators.federated_kmeans", "DPLloyd", "DP-Lloyd"),
@@ -64,4 +77,6 @@ def estimator(
     if epsilon is not None and "epsilon" not in known:
         raise InvalidInput(f"{name} adds no noise: epsilon must be none, got {epsilon:g}")
     given = {**shared, "epsilon": epsilon}
-    return constructor(**{**{k: v for k, v in given.items() if k in known}, **settings})
+    return constructor(
+        **{**{k: v for k, v in given.items() if k in known}, **entry.settings, **settings}
+    )

@@ -31,6 +31,8 @@ from dpfedc.report.style import PAGE, STYLE
 
 PAGE_NAME, FIGURES = "report.html", "figures"
 
+_FEW = 20
+"""Up to so many judgements are shown without being asked for."""
 _MORE_STYLE = """\
 table { max-width: none; } .held { color: #17693a; } .not { color: var(--open); }
 td.text, th.text { text-align: left; min-width: 9rem; } .stamps { margin-top: .75rem; }
@@ -101,9 +103,9 @@ def _section(folder: Path) -> tuple[str, dict[str, bytes]]:
         if manifest["quick"]
         else "",
         _progress(manifest, results, folder),
+        *(_figure(key, chart) for chart in drawn),
         table,
         _claims(judged),
-        *(_figure(key, chart) for chart in drawn),
         _made(manifest),
         "</section>",
     ]
@@ -121,8 +123,10 @@ def _progress(manifest: Mapping[str, Any], results: Sequence[Result], folder: Pa
     if not missing:
         return ""
     lines = [f"{missing} of {manifest['n_cells']} cells have no result."]
-    reasons = dict.fromkeys(f"{f['method']} on {f['data']}: {f['error']}" for f in failures)
-    lines += [f"{len(failures)} failed: {'; '.join(list(reasons)[:3])}."] if failures else []
+    # Errors of one kind differ in the number that they name last.
+    kinds = {f["error"].rpartition(", got ")[0] or f["error"]: f for f in failures}
+    reasons = [f"{f['method']} on {f['data']}: {f['error']}" for f in kinds.values()]
+    lines += [f"{len(failures)} failed: {'; '.join(reasons[:3])}."] if failures else []
     return f"<p>{escape(' '.join(lines))}</p>"
 
 
@@ -148,9 +152,10 @@ def _claims(judged: Sequence[Judgement]) -> str:
         for j in judged
     ]
     table = html_table("The paper's claims, judged from these results", head, rows, text={1, 2})
+    shown = " open" if len(rows) <= _FEW else ""
     return (
         f"<h3>Claims</h3>\n<ul>{''.join(lines)}</ul>\n<p>{escape(_CLAIMS_NOTE)}</p>\n"
-        f"<details open><summary>All {len(rows)} judgements</summary>\n{table}\n</details>"
+        f"<details{shown}><summary>All {len(rows)} judgements</summary>\n{table}\n</details>"
     )
 
 

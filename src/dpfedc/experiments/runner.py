@@ -20,7 +20,7 @@ from dpfedc.data.load import LOADERS, Dataset, load
 from dpfedc.data.partition import iid, kmeans_cells, label_shards
 from dpfedc.errors import DataUnavailable
 from dpfedc.evaluation.metrics import scores
-from dpfedc.experiments.registry import estimator
+from dpfedc.experiments.registry import PER_ROUND, estimator
 from dpfedc.experiments.results import Folder
 from dpfedc.experiments.spec import Cell, DataSpec, Experiment
 from dpfedc.records import RunRecord
@@ -116,7 +116,9 @@ def run_cell(cell: Cell, track: str = "nothing") -> tuple[RunRecord, dict[str, f
         "random_state": cell.seed,
         "diagnostics": track != "nothing",
     }
-    if cell.variant:
+    if cell.variant == PER_ROUND:
+        shared["epsilon_per_round"] = True
+    elif cell.variant:
         shared["variant"] = cell.variant
     if cell.method == "pooled-k-means":
         shared["n_init"] = _POOLED_STARTS

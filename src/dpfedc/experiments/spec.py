@@ -20,12 +20,11 @@ from typing import Any
 
 from dpfedc.data.load import LOADERS
 from dpfedc.errors import InvalidInput
-from dpfedc.experiments.registry import METHODS
+from dpfedc.experiments.registry import METHODS, PER_ROUND
 from dpfedc.settings import TRUST_MODELS, require_choice, require_integer, require_number
 
 PARTITIONS = ("iid", "non-iid")
 NON_IID = ("two-labels", "k-means-cells")
-VARIANTS = ("normalized", "published")
 SHOWN = ("table", "rounds", "frontier", "convergence")
 """How the report shows an experiment."""
 TRACKED = ("nothing", "objective", "objective and accuracy")
@@ -37,8 +36,8 @@ _TOP = {"name", "title", "paper", "shown", "track", "grid", "data", "methods", "
 _GRID = {"data", "partitions", "epsilons", "sites_per_round", "seeds", "settings"}
 _DATA = {"n_clusters", "n_sites", "n_records", "non_iid"}
 _METHOD = {
-    "name", "variants", "trusts", "epsilons", "partitions", "settings", "noisy_settings",
-    "noisy_settings_of",
+    "name", "variants", "trusts", "epsilons", "partitions", "settings", "settings_of",
+    "noisy_settings", "noisy_settings_of",
 }  # fmt: skip
 _QUICK = {"grid", "data", "settings"}
 
@@ -173,9 +172,9 @@ def _cells(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> Iterator[C
             here, noise, counts, rule["trusts"], rule["variants"]
         ):
             epsilon = _epsilon(level)
-            private = {} if epsilon is None else rule.get("noisy_settings", {})
-            local = {} if epsilon is None else rule.get("noisy_settings_of", {}).get(name, {})
-            settings = {**rule.get("settings", {}), **more, **private, **local}
+            settings = {**_settings(rule, name, ""), **more}
+            if epsilon is not None:
+                settings |= _settings(rule, name, "noisy_")
             settings |= {key: overrides[key] for key in overrides if key in settings}
             yield Cell(
                 method=rule["name"],
@@ -183,7 +182,7 @@ def _cells(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> Iterator[C
                 partition=require_choice("partitions", partition, PARTITIONS),
                 epsilon=epsilon,
                 trust="" if epsilon is None else trust,
-                variant=variant,
+                variant="" if epsilon is None and variant == PER_ROUND else variant,
                 sites_per_round=_sites_per_round(rule["name"], count, data[name]),
                 seed=seed,
                 settings=tuple(sorted(settings.items())),
@@ -208,18 +207,21 @@ def _method(entry: Any) -> dict[str, Any]:
     """Return a checked table of a method, with its variants and trust models filled in."""
     _require_keys("[[methods]]", entry, _METHOD, needed={"name"})
     name = require_choice("method", entry["name"], tuple(METHODS))
-    given = _list("variants", entry.get("variants", [""]))
-    allowed = VARIANTS if METHODS[name].has_variants else ("",)
-    for variant in given:
-        if variant not in allowed:
-            expected = "one of normalized, published" if METHODS[name].has_variants else "left out"
-            raise InvalidInput(f"variants of {name} must be {expected}, got {variant!r}")
+    allowed = METHODS[name].variants
+    variants = _list("variants", entry.get("variants", [allowed[0]]))
+    for variant in variants:
+        require_choice(f"variants of {name}", variant, allowed)
     trusts = _list("trusts", entry.get("trusts", ["local"]))
     for trust in trusts:
         require_choice("trusts", trust, TRUST_MODELS)
-    for key in ("settings", "noisy_settings", "noisy_settings_of"):
+    for key in ("settings", "settings_of", "noisy_settings", "noisy_settings_of"):
         _table(f"{key} of {name}", entry.get(key, {}))
-    return {**entry, "variants": given, "trusts": trusts}
+    return {**entry, "variants": variants, "trusts": trusts}
+
+
+def _settings(rule: Mapping[str, Any], data: str, kind: str) -> dict[str, Any]:
+    """Return the method's settings of a kind, those for this data set last."""
+    return {**rule.get(f"{kind}settings", {}), **rule.get(f"{kind}settings_of", {}).get(data, {})}
 
 
 def _epsilon(level: Any) -> float | None:

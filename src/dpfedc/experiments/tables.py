@@ -10,7 +10,7 @@ from typing import Any
 from dpfedc.experiments.charts import DATA_TITLES
 from dpfedc.experiments.claims import HELD, NOT_HELD
 from dpfedc.experiments.convergence import THEOREM_SLOPE, falls
-from dpfedc.experiments.registry import METHODS
+from dpfedc.experiments.registry import METHODS, PER_ROUND
 from dpfedc.experiments.results import Result
 from dpfedc.planning.published import AS_PUBLISHED
 from dpfedc.records import RunRecord
@@ -58,7 +58,10 @@ def privacy_status(record: RunRecord) -> str:
     """Return how far the run's privacy is proved, in a few words."""
     if record.settings.get("epsilon") is None:
         return NO_NOISE
-    if record.results.get("privacy"):
+    promise = record.results.get("privacy")
+    if record.settings.get("epsilon_per_round"):
+        return f"{PROVED}: {promise['epsilon']:.0f} in all" if promise else f"{ASSUMED}; per round"
+    if promise:
         return PROVED
     return AS_PUBLISHED if AS_PUBLISHED in record.stamps else ASSUMED
 
@@ -74,7 +77,7 @@ def comparison_table(results: Sequence[Result], records: Mapping[str, RunRecord]
     rows = []
     for method, variant in distinct((r.method, r.variant) for r in results):
         mine = [r for r in results if (r.method, r.variant) == (method, variant)]
-        row = [_method_title(method, variant)]
+        row = [method_title(method, variant)]
         for data, epsilon in columns:
             here = [100 * r.accuracy for r in mine if (r.data, r.epsilon) == (data, epsilon)]
             row.append(_spread(here, 1))
@@ -101,7 +104,7 @@ def settings_table(results: Sequence[Result], records: Mapping[str, RunRecord]) 
     for r in results:
         noise = "no noise" if r.epsilon is None else f"epsilon {r.epsilon:g} {r.trust}"
         count = "all sites" if r.sites_per_round is None else f"K {r.sites_per_round}"
-        words = (_method_title(r.method, r.variant), DATA_TITLES[r.data], r.partition, count, noise)
+        words = (method_title(r.method, r.variant), DATA_TITLES[r.data], r.partition, count, noise)
         groups.setdefault(", ".join(words), []).append(r)
     rows = [
         [
@@ -160,10 +163,12 @@ def html_table(
     )
 
 
-def _method_title(method: str, variant: str) -> str:
+def method_title(method: str, variant: str) -> str:
+    """Return what a reader calls a method and its variant."""
     entry = METHODS[method]
     also = f" ({entry.paper_name})" if entry.paper_name not in (None, entry.title) else ""
-    return f"{entry.title}{also}" + (f", {variant}" if variant else "")
+    kind = "noise per round" if variant == PER_ROUND else variant
+    return f"{entry.title}{also}" + (f", {kind}" if kind else "")
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
