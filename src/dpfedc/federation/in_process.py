@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,15 +12,19 @@ import numpy.typing as npt
 from array_api_compat import array_namespace, device
 from threadpoolctl import threadpool_limits
 
-from dpfedc.errors import InvalidInput
+from dpfedc.errors import DPFedCError, InvalidInput
 from dpfedc.kernels import Array
-from dpfedc.methods.protocol import Public, SiteBatch, Stage, State
-from dpfedc.privacy.mechanism import Gate
+from dpfedc.kernels.rows import in_runs
+from dpfedc.methods.protocol import Method, Public, SiteBatch, Stage, State
+from dpfedc.privacy.mechanism import Gate, Part, SiteUploads
+from dpfedc.privacy.noise import SecureNoise
 from dpfedc.privacy.participation import schedule
 from dpfedc.randomness import Randomness
 from dpfedc.records import RoundRecord
 
 RELEASE_FIELDS = ("noise_multiplier", "sampling_probability", "sensitivity", "noise_std")
+PART_RECORDS = 2**17
+"""Records worked on at a time, so that what a round needs does not grow with the data."""
 OnRound = Callable[[RoundRecord], None]
 Diagnose = Callable[[Stage, SiteBatch, State], Mapping[str, float]]
 
@@ -78,18 +82,42 @@ class Sites:
             lambda values: xp.asarray(values, dtype=dtype, device=where),
         )
 
-    def batch(self, sites: npt.NDArray[np.int64], memory: Mapping[str, Array]) -> SiteBatch:
-        """Return the records and memory of the given sites; all of them without a copy."""
-        if len(sites) == self.n_sites:
-            return SiteBatch(self.X, self.offsets, sites, memory=dict(memory))
-        xp, sizes = array_namespace(self.X), np.diff(self.offsets)[sites]
+    def batch(
+        self,
+        sites: npt.NDArray[np.int64],
+        memory: Mapping[str, Array],
+        *,
+        in_place: bool = False,
+    ) -> SiteBatch:
+        """Return the records and memory of the given sites; neighbours without a copy.
+
+        `in_place` allows records in several runs for sites that are not neighbours.
+        """
+        starts, stops = self.offsets[sites], self.offsets[sites + 1]
+        offsets = np.concatenate([[0], np.cumsum(stops - starts)]).astype(np.int64)
+        first, last = int(starts[0]), int(stops[-1])
+        if last - first == offsets[-1] and np.array_equal(starts[1:], stops[:-1]):
+            own = {name: rest[first:last, ...] for name, rest in memory.items()}
+            return SiteBatch(self.X[first:last, :], offsets, sites, memory=own)
+        xp = array_namespace(self.X)
         rows = xp.asarray(self._rows(sites), device=device(self.X))
+        X = in_runs(self.X, starts, stops) if in_place else None
         return SiteBatch(
-            xp.take(self.X, rows, axis=0),
-            np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+            xp.take(self.X, rows, axis=0) if X is None else X,
+            offsets,
             sites,
             memory={name: xp.take(rest, rows, axis=0) for name, rest in memory.items()},
         )
+
+    def n_records(self, sites: npt.NDArray[np.int64]) -> int:
+        """Return how many records these sites have together."""
+        return int((self.offsets[sites + 1] - self.offsets[sites]).sum())
+
+    def split(self, sites: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+        """Return the sites in groups whose records fit into PART_RECORDS; a large site is alone."""
+        before = np.cumsum(self.offsets[sites + 1] - self.offsets[sites])
+        group = (before - 1) // PART_RECORDS
+        return np.split(sites, np.flatnonzero(np.diff(group)) + 1)
 
     def remember(self, batch: SiteBatch, memory: dict[str, Array]) -> None:
         """Put back into `memory` what the batch's sites changed."""
@@ -105,7 +133,7 @@ class Sites:
             memory[name] = xp.take(xp.concat([memory[name], values], axis=0), index, axis=0)
 
     def _rows(self, sites: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        sizes = np.diff(self.offsets)[sites]
+        sizes = self.offsets[sites + 1] - self.offsets[sites]
         ends = np.cumsum(sizes)
         shifts = np.repeat(self.offsets[sites] - (ends - sizes), sizes)
         return np.asarray(np.arange(ends[-1]) + shifts)
@@ -143,26 +171,31 @@ def _run_stage(
 ) -> State:
     method, everyone = stage.method, np.arange(sites.n_sites)
     state = method.start(state, sites.public, randomness)
-    memory = method.prepare(sites.batch(everyone, {}), state, randomness)
+    memory = _prepared(method, sites, state, randomness)
     rounds = schedule(
         sites.n_sites,
         stage.sites_per_round or sites.n_sites,
         method.n_rounds,
         rng=randomness.generator(f"participation {method.name}"),
     )
+    in_parts = method.sums_records and not isinstance(gate.noise, SecureNoise)
     for t, cohort in enumerate(rounds, start=1):
         began = time.perf_counter()
-        batch = sites.batch(cohort, memory)
-        dealing = gate.deal(batch, stage=method.name, t=t, n_parts=method.n_parts(t))
-        contribution = method.local(batch, state, t, dealing, randomness)
-        released = gate.release(contribution, batch, dealing, stage=method.name, t=t)
-        if method.listens:
-            sites.remember(batch, memory)
-            others = np.setdiff1d(everyone, cohort)
-            if len(others):
-                listening = sites.batch(others, memory)
-                method.listen(listening, state)
-                sites.remember(listening, memory)
+        if in_parts:
+            parts = _parts(method, sites, gate, cohort, memory, state, t, randomness)
+            released = gate.release_parts(parts, cohort, stage=method.name, t=t)
+        else:
+            batch = sites.batch(cohort, memory)
+            dealing = gate.deal(batch, stage=method.name, t=t, n_parts=method.n_parts(t))
+            contribution = method.local(batch, state, t, dealing, randomness)
+            released = gate.release(contribution, batch, dealing, stage=method.name, t=t)
+            if method.listens:
+                sites.remember(batch, memory)
+                others = np.setdiff1d(everyone, cohort)
+                if len(others):
+                    listening = sites.batch(others, memory)
+                    method.listen(listening, state)
+                    sites.remember(listening, memory)
         state = method.combine(state, released, t)
         if on_round is not None:
             seconds = time.perf_counter() - began
@@ -174,10 +207,42 @@ def _run_stage(
                     method.name,
                     t,
                     len(cohort),
-                    batch.n_records,
+                    sites.n_records(cohort),
                     seconds,
                     release={name: spent[name] for name in RELEASE_FIELDS if spent},
                     diagnostics=dict(exact),
                 )
             )
     return state
+
+
+def _parts(
+    method: Method,
+    sites: Sites,
+    gate: Gate,
+    cohort: npt.NDArray[np.int64],
+    memory: Mapping[str, Array],
+    state: State,
+    t: int,
+    randomness: Randomness,
+) -> Iterator[Part]:
+    """Yield what a few of the round's sites at a time contribute."""
+    for few in sites.split(cohort):
+        batch = sites.batch(few, memory, in_place=True)
+        dealing = gate.deal(batch, stage=method.name, t=t, n_parts=method.n_parts(t))
+        contribution = method.local(batch, state, t, dealing, randomness)
+        if isinstance(contribution, SiteUploads):
+            raise DPFedCError(f"stage {method.name!r} must sum over records, got uploaded points")
+        yield contribution, batch, dealing
+
+
+def _prepared(
+    method: Method, sites: Sites, state: State, randomness: Randomness
+) -> dict[str, Array]:
+    """Return what all records keep at their sites during the stage."""
+    everyone = np.arange(sites.n_sites)
+    if not method.sums_records:
+        return method.prepare(sites.batch(everyone, {}), state, randomness)
+    parts = [method.prepare(sites.batch(f, {}), state, randomness) for f in sites.split(everyone)]
+    xp = array_namespace(sites.X)
+    return {name: xp.concat([part[name] for part in parts]) for name in parts[0]}

@@ -11,9 +11,15 @@ prints 2 rho where rho is right; docs/differences-from-the-paper.md, item 1).
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace, device
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import array_namespace, device, is_numpy_array, is_torch_array
 
 from dpfedc.kernels import Array
+
+Float = npt.NDArray[Any]
 
 
 def record_losses(X: Array, W: Array, H: Array, *, rho: float, mu_h: float) -> Array:
@@ -69,11 +75,27 @@ def membership_steps(A: Array, M: Array, steps: int, H: Array | None = None) -> 
     drive = A * (2 / gamma)
     if H is None:
         H, steps = xp.clip(drive, min=0), steps - 1
+    if is_numpy_array(H):
+        return _steps_in_place(H, drive, shrink, steps)
     for _ in range(steps):
         H = H @ shrink
         H += drive
-        H = xp.clip(H, min=0)
+        H = H.clamp_(min=0) if is_torch_array(H) else xp.clip(H, min=0)
     return H
+
+
+def _steps_in_place(H: Float, drive: Float, shrink: Float, steps: int) -> Float:
+    """Return H after the steps, from two buffers; in memory they lie as `products` lays out A.
+
+    The curvature is symmetric, so H M is the transpose of M H'.
+    """
+    old, new, push = np.array(H.T, order="C"), np.empty(H.T.shape, H.dtype), drive.T
+    for _ in range(steps):
+        np.matmul(shrink, old, out=new)
+        new += push
+        np.maximum(new, 0, out=new)
+        old, new = new, old
+    return old.T
 
 
 def residual_norms(squared_norms: Array, A: Array, H: Array, gram: Array) -> Array:
@@ -84,11 +106,11 @@ def residual_norms(squared_norms: Array, A: Array, H: Array, gram: Array) -> Arr
     the result is never below the true norm, which is what clipping needs.
     """
     xp = array_namespace(squared_norms, A, H, gram)
-    fitted = xp.sum((H @ gram) * H, axis=1)
-    cross = 2 * xp.sum(A * H, axis=1)
+    # |W'h|^2 - 2 x.W'h in one sum over the clusters.
+    change = xp.vecdot(H @ gram - 2 * A, H)
     reach = xp.sqrt(squared_norms) + H @ xp.sqrt(xp.linalg.diagonal(gram))
     slack = 8 * xp.finfo(A.dtype).eps * reach**2
-    return xp.sqrt(xp.clip(squared_norms - cross + fitted, min=0) + slack)
+    return xp.sqrt(xp.clip(squared_norms + change, min=0) + slack)
 
 
 def unit_rows(W: Array) -> Array:

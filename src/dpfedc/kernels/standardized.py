@@ -14,21 +14,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, is_numpy_array
 
 from dpfedc.kernels import Array
+from dpfedc.kernels.rows import Runs, chosen_rows
 
 CHUNK = 4096
 """Rows handled at a time where a temporary copy is needed."""
+_CACHED, _ON_DEVICE = 2**19, 2**27
+"""Numbers in a temporary array: what a core's cache holds, and what keeps an accelerator busy."""
 
 
 def centered_norms(X: Array, center: Array) -> Array:
     """Return |x_j - center|, from the differences themselves, a chunk of rows at a time."""
     xp = array_namespace(X, center)
     n, parts = X.shape[0], []
-    for start in range(0, n, CHUNK):
-        difference = X[start : min(start + CHUNK, n), :] - center
-        parts.append(xp.sqrt(xp.sum(difference * difference, axis=1)))
+    chunk = max((_CACHED if is_numpy_array(X) else _ON_DEVICE) // X.shape[1], 1)
+    for start in range(0, n, chunk):
+        difference = X[start : min(start + chunk, n), :] - center
+        parts.append(xp.sqrt(xp.vecdot(difference, difference)))
     return xp.concat(parts)
 
 
@@ -36,7 +40,7 @@ def centered_norms(X: Array, center: Array) -> Array:
 class Standardized:
     """A view of records X as x~ above; `factors` holds 1 / max(scale, |x_j - center|)."""
 
-    X: Array
+    X: Array | Runs
     center: Array
     factors: Array
     squared_norms: Array
@@ -77,9 +81,13 @@ class Standardized:
         return int(self.X.shape[1]) + (self.constant != 0)
 
     def products(self, W: Array) -> Array:
-        """Return X~ W' (n x k)."""
+        """Return X~ W' (n x k).
+
+        It lies in memory cluster after cluster: what follows goes over one cluster's numbers of all
+        records at a time, and is faster so.
+        """
         V = W[:, : self.X.shape[1]] if self.basis is None else W @ self.basis
-        A = self.X @ V.T
+        A = (V @ self.X.T).T
         A -= V @ self.center
         A *= self.factors[:, None]
         if self.constant and self.basis is None:
@@ -100,7 +108,7 @@ class Standardized:
     def rows(self, index: Array) -> Array:
         """Return the standardised records of the given rows, formed in full."""
         xp = array_namespace(self.X)
-        formed = xp.take(self.X, index, axis=0) - self.center
+        formed = chosen_rows(self.X, index) - self.center
         formed *= xp.take(self.factors, index)[:, None]
         if self.basis is not None:
             return formed @ self.basis.T

@@ -28,7 +28,12 @@ from dpfedc.kernels.lloyd import (
     squared_distances,
 )
 from dpfedc.kernels.standardized import Standardized
-from dpfedc.methods.preprocessing import standardized_memory, standardized_view
+from dpfedc.methods.preprocessing import (
+    outer_products,
+    standardized_memory,
+    standardized_rows,
+    standardized_view,
+)
 from dpfedc.methods.protocol import Method, Public, SiteBatch, State
 from dpfedc.privacy.mechanism import RecordSum, Released
 from dpfedc.privacy.sampling import Dealing
@@ -56,6 +61,7 @@ class Lengths(Method):
     final_steps: int = 50
     constant: float = 0.0
     name: str = "centres"
+    sums_records = True
     n_rounds: int = 1
 
     def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
@@ -77,10 +83,14 @@ class Lengths(Method):
             pair = xp.stack([finite * weights, weights], axis=1)
             return members.T @ pair
 
+        def terms(rows: slice) -> Array:
+            pair = xp.stack([finite[rows], xp.ones_like(finite[rows])], axis=1)
+            return outer_products(members[rows, :], pair)
+
         squares = view.squared_norms
         # A record whose norm overflows is null.
         norms = xp.where(xp.isfinite(squares), xp.sqrt(lengths**2 + 1), squares)
-        return RecordSum(norms, math.sqrt(2), total)
+        return RecordSum(norms, math.sqrt(2), total, terms=terms)
 
     def combine(self, state: State, released: Released, t: int) -> State:
         """Return the centres; a cluster whose count is lost in noise gets length zero to one."""
@@ -112,6 +122,7 @@ class Centres(Method):
     bounded: bool = False
     """Whether records have norm at most 1 (they have after scaling), so that phi is bounded."""
     name: str = "centres"
+    sums_records = True
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         """Return the state with the centres' directions as first centres."""
@@ -156,8 +167,14 @@ class Centres(Method):
             extra = a * xp.stack([xp.sum(V, axis=0), V.T @ finite], axis=1)
             return xp.concat([plain.weighted_sums(V), extra], axis=1)
 
+        def terms(rows: slice) -> Array:
+            extra = a * xp.stack([xp.ones_like(finite[rows]), finite[rows]], axis=1)
+            row = xp.concat([standardized_rows(plain, rows), extra], axis=1)
+            return outer_products(members[rows, :], row)
+
         norms = xp.sqrt(squares + a**2 + a**2 * squares**2)
-        return RecordSum(norms, math.sqrt(1 + 2 * a**2) if self.bounded else math.inf, total)
+        bound = math.sqrt(1 + 2 * a**2) if self.bounded else math.inf
+        return RecordSum(norms, bound, total, terms=terms)
 
     def combine(self, state: State, released: Released, t: int) -> State:
         """Return the new centres, and the best so far."""
@@ -170,8 +187,11 @@ class Centres(Method):
         spread = squares - 2 * (sums * means).sum(axis=1) + counts * (means**2).sum(axis=1)
         cost, best = float(spread.sum()), float(state["best_cost"])
         best_centres = on_host(state["best_centres"])
-        if cost < best:
-            best, best_centres = cost, means
+        # Sites may fail to answer: costs are compared as if of equally many records.
+        n_records = released.n_records
+        best_records = float(state.get("best_records", n_records))
+        if cost * (best_records / n_records) < best:
+            best, best_records, best_centres = cost, n_records, means
         elif t % 2 == 0:
             means = best_centres  # the last move made things worse: take it back
         if self.refine and t % 2 == 1 and t + 2 <= self.n_rounds:
@@ -184,5 +204,6 @@ class Centres(Method):
             "centres": xp.asarray(means, **like),
             "best_centres": xp.asarray(best_centres, **like),
             "best_cost": xp.asarray(best, **like),
+            "best_records": xp.asarray(best_records, **like),
             "counts": xp.asarray(counts, **like),
         }

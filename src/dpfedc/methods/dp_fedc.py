@@ -35,7 +35,9 @@ from dpfedc.kernels.segments import by_size, segment_sum
 from dpfedc.kernels.standardized import Standardized
 from dpfedc.methods.diagnostics import membership_stationarity
 from dpfedc.methods.preprocessing import (
+    outer_products,
     standardized_memory,
+    standardized_rows,
     standardized_view,
     with_place_and_scale,
 )
@@ -74,6 +76,7 @@ class Factorization(Method):
     clamp: bool = False
     init: npt.NDArray[np.float64] | None = None
     name: str = "factorisation"
+    sums_records = True
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         """Return random unit centres, or the given public ones as directions from the centre."""
@@ -115,7 +118,11 @@ class Factorization(Method):
             V = H * (2 * weights)[:, None]
             return (V.T @ H) @ W - view.weighted_sums(V)
 
-        return RecordSum(norms, self.clip_norm, total)
+        def terms(rows: slice) -> Array:
+            residuals = H[rows, :] @ W - standardized_rows(view, rows)
+            return outer_products(2 * H[rows, :], residuals)
+
+        return RecordSum(norms, self.clip_norm, total, terms=terms)
 
     def combine(self, state: State, released: Released, t: int) -> State:
         """Return the centres after one step against the released mean gradient."""

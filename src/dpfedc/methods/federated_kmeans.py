@@ -19,7 +19,12 @@ from dpfedc.kernels.host import on_host
 from dpfedc.kernels.lloyd import cluster_means, one_hot, squared_distances
 from dpfedc.kernels.segments import site_of_row, slot_of_row
 from dpfedc.kernels.standardized import centered_norms
-from dpfedc.methods.preprocessing import standardized_memory, standardized_view
+from dpfedc.methods.preprocessing import (
+    outer_products,
+    standardized_memory,
+    standardized_rows,
+    standardized_view,
+)
 from dpfedc.methods.protocol import Method, Public, SiteBatch, State, broadcast
 from dpfedc.privacy.mechanism import RecordSum, Released, SiteUploads
 from dpfedc.privacy.sampling import Dealing
@@ -105,6 +110,7 @@ class LloydSums(Method):
     n_rounds: int
     least_count: float = 1.0
     name: str = "lloyd"
+    sums_records = True
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         """Return the state with an origin, and with centres spread in the bound if it has none."""
@@ -133,8 +139,13 @@ class LloydSums(Method):
             V = members * weights[:, None]
             return xp.concat([view.weighted_sums(V), xp.sum(V, axis=0)[:, None]], axis=1)
 
+        def terms(rows: slice) -> Array:
+            x = standardized_rows(view, rows)
+            row = xp.concat([x, xp.ones_like(x[:, :1])], axis=1)
+            return outer_products(members[rows, :], row)
+
         bound = math.sqrt(2) if "bound" in state else math.inf
-        return RecordSum(xp.sqrt(view.squared_norms + 1), bound, total)
+        return RecordSum(xp.sqrt(view.squared_norms + 1), bound, total, terms=terms)
 
     def combine(self, state: State, released: Released, t: int) -> State:
         """Return the new centres."""

@@ -30,6 +30,7 @@ from threadpoolctl import threadpool_limits
 from dpfedc.kernels import Array
 from dpfedc.kernels.clipping import clip_weights
 from dpfedc.kernels.host import on_host
+from dpfedc.kernels.lloyd import one_hot
 from dpfedc.kernels.seeding import (
     draw_probabilities,
     nearest_candidates,
@@ -160,7 +161,12 @@ class Candidates(Method):
             batch.memory["squares"] = squares
         squares = batch.memory["squares"]
         bound = 4 * float(state["bound"]) ** 2 if "bound" in state else float("inf")
-        total = RecordSum(squares, bound, lambda weights: xp.sum(weights * squares))
+        total = RecordSum(
+            squares,
+            bound,
+            lambda weights: xp.sum(weights * squares),
+            terms=lambda rows: squares[rows],
+        )
         return with_stated_noise(total, batch, self.noise_multiplier)
 
     def _uploads(self, X: Array, rows: npt.NDArray[np.int64], state: State) -> SiteUploads:
@@ -214,8 +220,12 @@ class Reclustering(Method):
             counts = np.bincount(nearest, weights=on_host(weights), minlength=n_candidates)
             return xp.asarray(counts, dtype=X.dtype, device=device(X))
 
+        def terms(rows: slice) -> Array:
+            return one_hot(labels[rows], n_candidates, X)
+
         counted = xp.where(xp.isfinite(squares), xp.ones_like(squares), squares)
-        return with_stated_noise(RecordSum(counted, 1.0, total), batch, self.noise_multiplier)
+        counts = RecordSum(counted, 1.0, total, terms=terms)
+        return with_stated_noise(counts, batch, self.noise_multiplier)
 
     def combine(self, state: State, released: Released, t: int) -> State:
         """Return the state with the centres, and without a bound with their middle as origin."""

@@ -67,6 +67,17 @@ def standardized_view(batch: SiteBatch, state: State, constant: float) -> Standa
     )
 
 
+def standardized_rows(view: Standardized, rows: slice) -> Array:
+    """Return the standardised records of consecutive rows, formed in full."""
+    xp, on = array_namespace(view.X), device(view.X)
+    return view.rows(xp.arange(rows.start, rows.stop, device=on))
+
+
+def outer_products(H: Array, rows: Array) -> Array:
+    """Return h_j r_j' of every record (b x k x m) for H (b x k) and rows r (b x m)."""
+    return H[:, :, None] * rows[:, None, :]
+
+
 def with_place_and_scale(state: State, public: Public) -> State:
     """Return the state with a centre and a scale, which are declared ones if none was released.
 
@@ -90,6 +101,7 @@ class Bound(Method):
 
     least_count: float
     name: str = "bound"
+    sums_records = True
     n_rounds: int = 1
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
@@ -107,7 +119,9 @@ class Bound(Method):
         bins = xp.clip(xp.floor((octaves + OCTAVES) * BINS_PER_OCTAVE), min=0, max=N_BINS - 1)
         members = one_hot(xp.astype(bins, xp.int64), N_BINS, batch.X)
         finite = xp.where(xp.isfinite(norms), xp.ones_like(norms), norms)
-        return RecordSum(finite, 1.0, lambda weights: weights @ members)
+        return RecordSum(
+            finite, 1.0, lambda weights: weights @ members, terms=lambda rows: members[rows, :]
+        )
 
     def combine(self, state: State, released: Released, t: int) -> State:
         """Return the state with the bound."""
@@ -129,6 +143,7 @@ class Mean(Method):
     """
 
     name: str = "mean"
+    sums_records = True
     n_rounds: int = 1
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
@@ -145,7 +160,10 @@ class Mean(Method):
         def total(weights: Array) -> Array:
             return weights @ batch.X - xp.sum(weights) * origin
 
-        return RecordSum(norms, float(state.get("bound", math.inf)), total)
+        def terms(rows: slice) -> Array:
+            return batch.X[rows, :] - origin
+
+        return RecordSum(norms, float(state.get("bound", math.inf)), total, terms=terms)
 
     def combine(self, state: State, released: Released, t: int) -> State:
         """Return the state with the mean as its centre, no farther from the origin than the bound.
@@ -169,6 +187,7 @@ class Scale(Method):
     """
 
     name: str = "scale"
+    sums_records = True
     n_rounds: int = 1
     factor: float = 1.3
     smallest: float = 2.0**-10
@@ -187,7 +206,9 @@ class Scale(Method):
         norms = centered_norms(batch.X, broadcast(state, "center"))
         finite = xp.where(xp.isfinite(norms), norms, xp.zeros_like(norms))
         bound = float(state.get("bound", math.inf))
-        return RecordSum(norms, bound, lambda weights: xp.sum(weights * finite))
+        return RecordSum(
+            norms, bound, lambda weights: xp.sum(weights * finite), terms=lambda rows: finite[rows]
+        )
 
     def combine(self, state: State, released: Released, t: int) -> State:
         """Return the state with the new scale, kept within public limits."""
@@ -212,6 +233,7 @@ class Subspace(Method):
 
     n_dimensions: int
     name: str = "subspace"
+    sums_records = True
     n_rounds: int = 1
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
@@ -227,7 +249,12 @@ class Subspace(Method):
     ) -> RecordSum:
         """Return the second moment of the standardised records."""
         view = standardized_view(batch, state, 0.0)
-        return RecordSum(view.squared_norms, 1.0, view.second_moment, symmetric=True)
+
+        def terms(rows: slice) -> Array:
+            x = standardized_rows(view, rows)
+            return outer_products(x, x)
+
+        return RecordSum(view.squared_norms, 1.0, view.second_moment, symmetric=True, terms=terms)
 
     def combine(self, state: State, released: Released, t: int) -> State:
         """Return the state with the basis (dimensions x features)."""

@@ -81,12 +81,14 @@ class Method(Protocol):
     """One step of clustering. Settings are fields; everything that changes is in the state.
 
     A method with `listens` set also works, without releasing anything, at the sites that do not
-    take part in a round.
+    take part in a round. One with `sums_records` set contributes sums over records and reads them
+    through the standardised view alone, so a round may be worked through in parts and in place.
     """
 
     name: str
     n_rounds: int
     listens: bool = False
+    sums_records: bool = False
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         """Return the state before round 1; sees no data."""

@@ -16,7 +16,11 @@ from array_api_compat import array_namespace
 from dpfedc.kernels import Array
 from dpfedc.kernels.host import on_host
 from dpfedc.methods.dp_fedc import W_MAX, Factorization
-from dpfedc.methods.preprocessing import standardized_view
+from dpfedc.methods.preprocessing import (
+    outer_products,
+    standardized_rows,
+    standardized_view,
+)
 from dpfedc.methods.protocol import SiteBatch, State, broadcast
 from dpfedc.privacy.mechanism import RecordSum, Released
 from dpfedc.privacy.sampling import Dealing
@@ -53,9 +57,14 @@ class SumsAndGram(Factorization):
             V = H * weights[:, None]
             return xp.concat([view.weighted_sums(V), GRAM_WEIGHT * (V.T @ H)], axis=1)
 
+        def terms(rows: slice) -> Array:
+            h = H[rows, :]
+            row = xp.concat([standardized_rows(view, rows), GRAM_WEIGHT * h], axis=1)
+            return outer_products(h, row)
+
         norms = xp.sqrt(squares * (view.squared_norms + GRAM_WEIGHT**2 * squares))
         limit = math.sqrt(1 + self.constant**2 + GRAM_WEIGHT**2)
-        return RecordSum(norms, limit, total)
+        return RecordSum(norms, limit, total, terms=terms)
 
     def combine(self, state: State, released: Released, t: int) -> State:
         """Return the least-squares centres, scaled to unit norm."""

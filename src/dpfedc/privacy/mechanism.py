@@ -1,17 +1,18 @@
-"""The release gate: nothing a site computed reaches a server except through `Gate.release`.
+"""The release gate: nothing a site computed reaches a server except through a `Gate`.
 
 A method hands the gate an unreleased contribution; the gate checks it against the plan, charges it,
-clips it, adds noise, and returns a `Released` value. `Released` cannot be made anywhere else, and
-the federation combines nothing else. The gate logs an event for every release, from which epsilon
-can be computed again.
+clips it, adds noise, and returns an `Upload`, which may leave the site. The server makes a
+`Released` value of the uploads of a round (`received`). `Released` cannot be made anywhere else,
+and the federation combines nothing else. In one process `Gate.release` does both. The gate logs an
+event for every release, from which epsilon can be computed again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,65 +21,45 @@ from array_api_compat import array_namespace, device
 from dpfedc.errors import DPFedCError, InvalidInput
 from dpfedc.kernels import Array
 from dpfedc.kernels.clipping import clip_weights
-from dpfedc.privacy.noise import Noise
+from dpfedc.kernels.host import on_host
+from dpfedc.privacy.contribution import (
+    Batch,
+    Contribution,
+    RecordSum,
+    SiteUploads,
+    SiteValues,
+)
+from dpfedc.privacy.exact import Upload, decoded, exact_upload
+from dpfedc.privacy.noise import Noise, SecureNoise
 from dpfedc.privacy.plan import PlannedRelease, PrivacyPlan
-from dpfedc.privacy.sampling import Dealing, Rows, dealt_by_coins, dealt_by_slot
+from dpfedc.privacy.sampling import (
+    Dealing,
+    dealt_by_coins,
+    dealt_by_secret_coins,
+    dealt_by_slot,
+)
 from dpfedc.randomness import Randomness
 
+__all__ = [
+    "Batch",
+    "Contribution",
+    "Gate",
+    "RecordSum",
+    "ReleaseEvent",
+    "Released",
+    "SiteUploads",
+    "SiteValues",
+    "Upload",
+    "received",
+]
+
 _GATE = object()
-
-
-class Batch(Rows, Protocol):
-    """What the gate needs to know of the sites whose work it releases."""
-
-    present: Array | None
-
-    @property
-    def n_records(self) -> int:
-        """Return the number of records, null ones included."""
-        ...
-
-
-@dataclass(frozen=True)
-class RecordSum:
-    """Unreleased: the sum over records of phi_j, where |phi_j| <= norms_j.
-
-    `total(w)` returns the sum of w_j phi_j. The gate chooses w so that no record contributes more
-    than `bound`, and a null or unsampled record nothing: `bound` is the sum's sensitivity. A
-    `symmetric` sum of x x' is released as its upper triangle.
-    """
-
-    norms: Array
-    bound: float
-    total: Callable[[Array], Array]
-    symmetric: bool = False
-
-
-@dataclass(frozen=True)
-class SiteValues:
-    """Unreleased: one array per site, stacked, whose sum one record changes by `sensitivity`.
-
-    `noise_std` is for the published variant alone: the noise that the paper states, per site.
-    """
-
-    values: Array
-    sensitivity: float = math.inf
-    noise_std: npt.NDArray[Any] | None = None
-
-
-@dataclass(frozen=True)
-class SiteUploads:
-    """Unreleased: one array per site, stacked, to be let out one by one with the stated noise.
-
-    Some methods of the literature upload points. Nothing is proved for that, so a gate with a plan
-    refuses it.
-    """
-
-    values: Array
-    noise_std: npt.NDArray[Any] | None = None
-
-
-Contribution = RecordSum | SiteValues | SiteUploads
+Part = tuple[RecordSum | SiteValues, Batch, Dealing]
+"""What some of a round's sites contribute."""
+NO_EXACT_SUM = (
+    "stage {!r} must be a sum over records to have secure noise: local steps (extra_steps > 0) and "
+    "uploads of points have no exact sum"
+)
 
 
 @dataclass(frozen=True)
@@ -95,7 +76,21 @@ class Released:
 
     def __post_init__(self, made_by: object) -> None:
         if made_by is not _GATE:
-            raise DPFedCError("Released values are made by Gate.release only")
+            raise DPFedCError("Released values are made by Gate.release only, or received")
+
+
+def received(
+    uploads: Sequence[Upload],
+    n_sites: int,
+    n_records: float,
+    *,
+    asarray: Callable[[Any], Array] | None = None,
+) -> Released:
+    """Return the sum of a round's uploads, as the server may use it.
+
+    Exact sums come as NumPy float64 arrays; `asarray` turns them into those of the server's state.
+    """
+    return Released(decoded(uploads, asarray), n_sites, n_records, _GATE)
 
 
 @dataclass(frozen=True)
@@ -113,60 +108,125 @@ class ReleaseEvent:
 
 @dataclass
 class Gate:
-    """The gate of a run. Without a plan there is no guarantee, and results must be stamped so."""
+    """The gate of a run. Without a plan there is no guarantee, and results must be stamped so.
 
-    randomness: Randomness
-    noise: Noise | None = None
+    With `SecureNoise` sums are exact, and coins come from the operating system, not `randomness`.
+    """
+
+    randomness: Randomness | None = None
+    noise: Noise | SecureNoise | None = None
     plan: PrivacyPlan | None = None
     events: list[ReleaseEvent] = field(default_factory=list)
     _spent: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     _last_round: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     _dealt: dict[str, Dealing] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if isinstance(self.noise, SecureNoise) and self.plan is None:
+            raise InvalidInput("secure noise must come with a privacy plan, got none")
+
     def deal(self, batch: Batch, *, stage: str, t: int, n_parts: int = 1) -> Dealing:
         """Return which records are in the round, as the plan has it."""
         q = 1.0 if self.plan is None else self.plan.of_stage(stage).sampling_probability
+        secure = isinstance(self.noise, SecureNoise)
+        if secure and n_parts > 1:
+            raise InvalidInput(NO_EXACT_SUM.format(stage))
         if q == 1:
             return dealt_by_slot(batch, n_parts)
-        self._dealt[stage] = dealt_by_coins(
-            batch, q, n_parts, randomness=self.randomness, stage=stage, t=t
-        )
-        return self._dealt[stage]
+        if secure:
+            dealing = dealt_by_secret_coins(batch, q)
+        elif self.randomness is not None:
+            coins = self.randomness
+            dealing = dealt_by_coins(batch, q, n_parts, randomness=coins, stage=stage, t=t)
+        else:
+            raise DPFedCError(f"stage {stage!r} needs coins, but the gate has no source of them")
+        self._dealt[stage] = dealing
+        return dealing
 
     def release(
         self, contribution: Contribution, batch: Batch, dealing: Dealing, *, stage: str, t: int
     ) -> Released:
-        """Charge, clip, add noise, and let the sum over the batch's sites out."""
-        planned = self._charged(stage, t, batch.sites, dealing)
+        """Let the sum over the batch's sites out, and receive it: all sites in one process."""
+        n_sites, expected = len(batch.sites), dealing.probability * batch.n_records
         if isinstance(contribution, SiteUploads):
-            return self._uploads(contribution, batch, dealing, stage, t)
-        if isinstance(contribution, RecordSum):
-            sensitivity = contribution.bound
-            value = contribution.total(self._weights(contribution, batch, dealing))
-        else:
-            sensitivity = contribution.sensitivity
-            value = array_namespace(contribution.values).sum(contribution.values, axis=0)
-        std, z = 0.0, 0.0
-        if planned is not None and self.plan is not None:
-            limits = array_namespace(value).finfo(value.dtype)
-            # Norms as short as this lose their digits when squared, and clipping needs them.
-            least = math.sqrt(float(limits.smallest_normal) / float(limits.eps))
-            if not least < sensitivity < math.inf:
-                raise InvalidInput(
-                    f"stage {stage!r} must state a sensitivity > {least:.1e}, got {sensitivity}"
-                )
-            z = planned.noise_multiplier
-            std = sensitivity * self.plan.noise_of_sum(stage, len(batch.sites))
+            value = self._points(contribution, batch, stage, t)
+            return Released(value, n_sites, expected, _GATE)
+        upload = self.upload(contribution, batch, dealing, stage=stage, t=t)
+        like = contribution.norms if isinstance(contribution, RecordSum) else contribution.values
+
+        def asarray(sums: Any) -> Array:
+            return array_namespace(like).asarray(sums, dtype=like.dtype, device=device(like))
+
+        return received([upload], n_sites, expected, asarray=asarray)
+
+    def release_parts(
+        self, parts: Iterable[Part], sites: npt.NDArray[Any], *, stage: str, t: int
+    ) -> Released:
+        """Let the sum over the sites out, which are worked through in parts: one charge, one noise.
+
+        The parts are made one after another, so that no more than one of them is in memory.
+        """
+        planned = self._charged(stage, t, sites)
+        value: Array = 0.0
+        done, expected, kinds = [], 0.0, set()
+        for contribution, batch, dealing in parts:
+            self._require_dealt(stage, dealing)
+            value = self._sum(contribution, batch, dealing) + value
+            done.append(batch.sites)
+            expected += dealing.probability * batch.n_records
             symmetric = isinstance(contribution, RecordSum) and contribution.symmetric
-            value = self._noisy(value, std, batch.sites, stage, t, symmetric=symmetric)
-        elif isinstance(contribution, SiteValues) and contribution.noise_std is not None:
-            for i, site_std in enumerate(contribution.noise_std.tolist()):
-                value = self._noisy(value, site_std, batch.sites[i : i + 1], stage, t)
+            kinds.add((contribution.sensitivity, symmetric, dealing.probability))
+        if not np.array_equal(np.concatenate(done), sites) or len(kinds) > 1:
+            raise DPFedCError(
+                f"the parts of stage {stage!r} must be of one kind, one for each site"
+            )
+        sensitivity, symmetric, probability = kinds.pop()
+        z, std = 0.0, 0.0
+        if planned is not None:
+            z = planned.noise_multiplier
+            value, std = self._with_noise(value, sensitivity, sites, stage, t, symmetric=symmetric)
+        self.events.append(ReleaseEvent(stage, t, len(sites), z, probability, sensitivity, std))
+        return Released(value, len(sites), expected, _GATE)
+
+    def upload(
+        self, contribution: Contribution, batch: Batch, dealing: Dealing, *, stage: str, t: int
+    ) -> Upload:
+        """Charge, clip, add noise, and return the sum over the batch's sites as it may leave."""
+        if isinstance(contribution, SiteUploads):
+            raise InvalidInput(f"stage {stage!r} uploads points, for which no privacy is proved")
+        self._require_dealt(stage, dealing)
+        planned = self._charged(stage, t, batch.sites)
+        sensitivity, z, std = contribution.sensitivity, 0.0, 0.0
+        if planned is not None:
+            z = planned.noise_multiplier
+        if isinstance(self.noise, SecureNoise) and self.plan is not None:
+            if not isinstance(contribution, RecordSum) or contribution.terms is None:
+                raise InvalidInput(NO_EXACT_SUM.format(stage))
+            _require_sensitivity(stage, sensitivity, contribution.norms)
+            keep = on_host(self._weights(contribution, batch, dealing)) > 0
+            upload, std = exact_upload(
+                contribution.terms,
+                keep,
+                sensitivity,
+                noise=self.noise,
+                multiplier=self.plan.noise_of_sum(stage, len(batch.sites)),
+                symmetric=contribution.symmetric,
+            )
+        else:
+            value = self._sum(contribution, batch, dealing)
+            if planned is not None:
+                symmetric = isinstance(contribution, RecordSum) and contribution.symmetric
+                value, std = self._with_noise(
+                    value, sensitivity, batch.sites, stage, t, symmetric=symmetric
+                )
+            elif isinstance(contribution, SiteValues) and contribution.noise_std is not None:
+                for i, site_std in enumerate(contribution.noise_std.tolist()):
+                    value = self._noisy(value, site_std, batch.sites[i : i + 1], stage, t)
+            upload = Upload(value)
         self.events.append(
             ReleaseEvent(stage, t, len(batch.sites), z, dealing.probability, sensitivity, std)
         )
-        expected = dealing.probability * batch.n_records
-        return Released(value, len(batch.sites), expected, _GATE)
+        return upload
 
     def realised(self) -> tuple[PlannedRelease, ...]:
         """Return, from the log, the releases that the most charged site has met in each stage."""
@@ -182,13 +242,11 @@ class Gate:
             for stage, counts in self._spent.items()
         )
 
-    def _charged(
-        self, stage: str, t: int, sites: npt.NDArray[Any], dealing: Dealing
-    ) -> PlannedRelease | None:
-        """Count the release at every site, before anything is computed from its records."""
+    def _require_dealt(self, stage: str, dealing: Dealing) -> None:
+        """Refuse records that were not drawn as planned, by this gate."""
         if self.plan is None:
-            return None
-        planned, n_sites = self.plan.of_stage(stage), self.plan.n_sites
+            return
+        planned = self.plan.of_stage(stage)
         if dealing.probability != planned.sampling_probability:
             raise InvalidInput(
                 f"stage {stage!r} must sample records with probability "
@@ -196,7 +254,15 @@ class Gate:
             )
         if planned.sampling_probability < 1 and dealing is not self._dealt.get(stage):
             raise InvalidInput(f"stage {stage!r} must use the coins that the gate drew for it")
-        if len(np.unique(sites)) < len(sites) or not 0 <= min(sites) <= max(sites) < n_sites:
+
+    def _charged(self, stage: str, t: int, sites: npt.NDArray[Any]) -> PlannedRelease | None:
+        """Count the release at every site, before anything is computed from its records."""
+        if self.plan is None:
+            return None
+        planned, n_sites = self.plan.of_stage(stage), self.plan.n_sites
+        ordered = np.sort(sites)
+        repeated = bool((ordered[1:] == ordered[:-1]).any())
+        if repeated or not 0 <= ordered[0] <= ordered[-1] < n_sites:
             raise InvalidInput(f"sites must be distinct numbers below {n_sites}, got {sites}")
         last = self._last_round.setdefault(stage, np.zeros(n_sites, dtype=np.int64))
         if int(last[sites].max()) >= t:
@@ -215,9 +281,30 @@ class Gate:
         last[sites] = t
         return planned
 
-    def _uploads(
-        self, contribution: SiteUploads, batch: Batch, dealing: Dealing, stage: str, t: int
-    ) -> Released:
+    def _sum(self, contribution: RecordSum | SiteValues, batch: Batch, dealing: Dealing) -> Array:
+        """Return the sum of what the sites contribute, clipped, without noise."""
+        if isinstance(contribution, RecordSum):
+            return contribution.total(self._weights(contribution, batch, dealing))
+        return array_namespace(contribution.values).sum(contribution.values, axis=0)
+
+    def _with_noise(
+        self,
+        value: Array,
+        sensitivity: float,
+        sites: npt.NDArray[Any],
+        stage: str,
+        t: int,
+        *,
+        symmetric: bool,
+    ) -> tuple[Array, float]:
+        """Return the sum with the planned noise, simulated, and its standard deviation."""
+        _require_sensitivity(stage, sensitivity, value)
+        multiplier = 0.0 if self.plan is None else self.plan.noise_of_sum(stage, len(sites))
+        std = sensitivity * multiplier
+        return self._noisy(value, std, sites, stage, t, symmetric=symmetric), std
+
+    def _points(self, contribution: SiteUploads, batch: Batch, stage: str, t: int) -> Array:
+        """Return every site's own points with the noise they state: no sum, and no proof."""
         if self.plan is not None:
             raise InvalidInput(f"stage {stage!r} uploads points, for which no privacy is proved")
         value, std = contribution.values, contribution.noise_std
@@ -229,7 +316,7 @@ class Gate:
             ]
             value = xp.stack(noisy, axis=0)
         self.events.append(ReleaseEvent(stage, t, len(batch.sites), 0.0, 1.0, math.inf, 0.0))
-        return Released(value, len(batch.sites), dealing.probability * batch.n_records, _GATE)
+        return value
 
     def _weights(self, contribution: RecordSum, batch: Batch, dealing: Dealing) -> Array:
         xp, on = array_namespace(contribution.norms), device(contribution.norms)
@@ -249,7 +336,7 @@ class Gate:
         *,
         symmetric: bool = False,
     ) -> Array:
-        if self.noise is None:
+        if self.noise is None or isinstance(self.noise, SecureNoise):
             raise DPFedCError(f"stage {stage!r} needs noise, but the gate has no source of it")
         xp, shape = array_namespace(value), tuple(value.shape)
         noise = self.noise.gaussian(shape, std, stage=stage, t=t, sites=sites)
@@ -262,3 +349,14 @@ class Gate:
             upper = np.triu(noise, 1) / math.sqrt(2)
             noise = upper + upper.T + np.diag(np.diag(noise))
         return value + xp.asarray(noise, dtype=value.dtype, device=device(value))
+
+
+def _require_sensitivity(stage: str, sensitivity: float, like: Array) -> None:
+    """Refuse a bound that is infinite, or too short to be clipped to in this precision."""
+    limits = array_namespace(like).finfo(like.dtype)
+    # Norms as short as this lose their digits when squared, and clipping needs them.
+    least = math.sqrt(float(limits.smallest_normal) / float(limits.eps))
+    if not least < sensitivity < math.inf:
+        raise InvalidInput(
+            f"stage {stage!r} must state a sensitivity > {least:.1e}, got {sensitivity}"
+        )

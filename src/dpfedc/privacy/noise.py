@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from dpfedc.errors import MissingExtra
 from dpfedc.randomness import Randomness
 
 SIMULATED = "simulated noise: not a private release"
@@ -47,3 +50,37 @@ class SimulatedNoise:
         site = int(sites[0]) if len(sites) == 1 else COHORT - int(min(sites))
         rng = self.randomness.generator(f"noise {stage}", site=site, t=t)
         return std * rng.standard_normal(shape)
+
+
+@dataclass(frozen=True)
+class SecureNoise:
+    """Noise for deployed sites: integers from an exact discrete Gaussian, drawn by OpenDP.
+
+    OpenDP samples in exact arithmetic (Canonne, Kamath and Steinke 2020) from a cryptographic
+    generator that the operating system seeds. There is no seed to give, and no draw comes twice.
+    """
+
+    stamp: str | None = None
+
+    def __post_init__(self) -> None:
+        _discrete_gaussian(1.0)  # a missing package is told now, not after a charge
+
+    def integers(self, shape: tuple[int, ...], std: float) -> npt.NDArray[np.int64]:
+        """Return independent integers n with probability proportional to exp(-n^2 / (2 std^2))."""
+        # OpenDP's integers stick at the ends of 64 bits, so it is given zeros and nothing else.
+        zeros = [0] * math.prod(shape)
+        return np.asarray(_discrete_gaussian(std)(zeros), dtype=np.int64).reshape(shape)
+
+
+def _discrete_gaussian(std: float) -> Callable[[list[int]], list[int]]:
+    """Return OpenDP's measurement that adds discrete Gaussian noise to integers."""
+    try:
+        from opendp.domains import atom_domain, vector_domain
+        from opendp.measurements import make_gaussian
+        from opendp.metrics import l2_distance
+        from opendp.mod import enable_features
+    except ImportError as error:
+        raise MissingExtra("secure noise needs opendp: pip install 'dpfedc[secure]'") from error
+    enable_features("contrib")
+    integers = vector_domain(atom_domain(T="i64"))
+    return make_gaussian(integers, l2_distance(T="f64"), scale=float(std))

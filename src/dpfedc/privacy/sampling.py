@@ -6,6 +6,7 @@ reshuffling, epochs and round-robin dealing of sampled records break the bound t
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,6 +66,18 @@ def dealt_by_coins(
     )
     part = np.floor(draw * (n_parts / probability)).astype(np.int64)
     return Dealing(probability, n_parts, np.where(part < n_parts, part, -1))
+
+
+def dealt_by_secret_coins(rows: Rows, probability: float) -> Dealing:
+    """Return each record with the given probability, by coins that nobody can toss again.
+
+    Every coin is 53 bits of the operating system's own; a record is in the round with the largest
+    multiple of 2^-53 that is not above `probability`.
+    """
+    n = int(rows.offsets[-1])
+    bits = np.frombuffer(os.urandom(8 * n), dtype=np.uint64) >> np.uint64(11)
+    inside = bits < np.uint64(int(probability * 2**53))
+    return Dealing(probability, 1, np.where(inside, 0, -1))
 
 
 def largest_batch_ratio(

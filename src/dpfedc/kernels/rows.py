@@ -1,0 +1,117 @@
+"""Rows of one array in several runs, used where they lie.
+
+A round takes some of the sites, and their records are runs of rows of the whole. Copying them
+together would cost as much time as a product with them, so products go run by run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import array_namespace, is_numpy_array
+
+from dpfedc.kernels import Array
+
+Int64 = npt.NDArray[np.int64]
+
+LEAST_RUN = 32
+"""Runs shorter than this on average are copied together: the loop would cost more."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Rows starts[i] to stops[i] of X, for all i, as if stacked.
+
+    Knows what the standardised view needs: products from both sides, and chosen rows.
+    """
+
+    X: npt.NDArray[Any]
+    starts: Int64
+    stops: Int64
+
+    __array_ufunc__ = None
+    """Makes NumPy leave `array @ runs` to us."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the shape that the stacked rows would have."""
+        return int((self.stops - self.starts).sum()), int(self.X.shape[1])
+
+    @property
+    def dtype(self) -> Any:
+        """Return the type of the entries."""
+        return self.X.dtype
+
+    @property
+    def device(self) -> Any:
+        """Return where the entries are."""
+        return "cpu"
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        """Return the library that arrays made from these rows belong to."""
+        return array_namespace(self.X)
+
+    def blocks(self) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
+        """Yield each run's rows, with their place among the stacked rows."""
+        at = 0
+        for start, stop in zip(self.starts.tolist(), self.stops.tolist(), strict=True):
+            yield slice(at, at + stop - start), self.X[start:stop]
+            at += stop - start
+
+    @property
+    def T(self) -> Columns:  # noqa: N802 (the standard's name)
+        """Return the stacked rows as columns."""
+        return Columns(self)
+
+    def __rmatmul__(self, other: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return a matrix times the stacked rows."""
+        shape = (other.shape[0], self.X.shape[1])
+        total = np.zeros(shape, np.result_type(self.X, other))
+        for at, block in self.blocks():
+            total += other[:, at] @ block
+        return total
+
+    def take(self, index: Int64) -> npt.NDArray[Any]:
+        """Return copies of the chosen ones among the stacked rows."""
+        lengths = self.stops - self.starts
+        ends = np.cumsum(lengths)
+        run = np.searchsorted(ends, index, side="right")
+        return np.asarray(self.X[index - (ends - lengths)[run] + self.starts[run]])
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The transpose of rows in runs."""
+
+    rows: Runs
+
+    __array_ufunc__ = None
+
+    def __rmatmul__(self, other: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return a matrix times the columns."""
+        X = self.rows.X
+        product = np.empty((other.shape[0], self.rows.shape[0]), np.result_type(X, other))
+        for at, block in self.rows.blocks():
+            np.matmul(other, block.T, out=product[:, at])
+        return product
+
+
+def chosen_rows(X: Array | Runs, index: Array) -> Array:
+    """Return copies of the rows with the given numbers."""
+    return X.take(index) if isinstance(X, Runs) else array_namespace(X).take(X, index, axis=0)
+
+
+def in_runs(X: Array, starts: Int64, stops: Int64) -> Runs | None:
+    """Return the rows in runs, neighbours joined; None where a copy would be better."""
+    if not is_numpy_array(X):
+        return None
+    first = np.concatenate([[True], starts[1:] != stops[:-1]])
+    begins = starts[first]
+    ends = stops[np.concatenate([first[1:], [True]])]
+    if (ends - begins).sum() < LEAST_RUN * len(begins):
+        return None
+    return Runs(X, begins, ends)
