@@ -21,5 +21,9 @@ class MissingExtra(DPFedCError, ImportError):
     """A feature needs a package that is installed by one of the extras."""
 
 
+class Refused(DPFedCError):
+    """A site refuses; the reason depends on ledger, plan and broadcast only, never on data."""
+
+
 class UtilityWarning(UserWarning):
     """The run is valid, but its result is likely to be poor."""

@@ -16,9 +16,13 @@ from dpfedc.cli.demo import demo
 from dpfedc.cli.evaluate import evaluate
 from dpfedc.cli.experiment import experiment
 from dpfedc.cli.fit import fit
+from dpfedc.cli.ledger import ledger
 from dpfedc.cli.options import flag_option
 from dpfedc.cli.plan import plan
 from dpfedc.cli.predict import predict
+from dpfedc.cli.run import run
+from dpfedc.cli.server import server
+from dpfedc.cli.site import site
 from dpfedc.errors import DPFedCError
 
 __all__ = ["app", "main"]
@@ -27,6 +31,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 for _command in (demo, plan, fit, predict, evaluate, account):
     app.command()(_command)
 app.add_typer(experiment)
+app.add_typer(ledger)
+for _group in (server, site, run):
+    app.add_typer(_group)
 
 # Newer releases of typer carry a copy of click: its errors are reached through the one exported.
 _CommandLineError: Any = typer.BadParameter.__mro__[2]

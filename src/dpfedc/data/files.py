@@ -12,11 +12,12 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,9 @@ StrPath = str | os.PathLike[str]
 Array = npt.NDArray[Any]
 Columns = Mapping[str, Array]
 Roles = tuple[str | None, str | None]
+T = TypeVar("T")
 
+_NUMERIC = (str, int, float, Decimal)
 _MISSING = {"", "na", "n/a", "nan", "null", "none"}
 _WHOLE = re.compile("0|-?[1-9][0-9]{0,18}")
 
@@ -64,7 +67,7 @@ def read_tables(
         raise InvalidInput(f"site_column must be None for several files, got {site_column!r}")
     alike = [str(file) for file in files if stems.count(file.stem) > 1]
     if alike:
-        raise InvalidInput(f"file stems must differ, as they name the sites, got {_listed(alike)}")
+        raise InvalidInput(f"file stems must differ, as they name the sites, got {listed(alike)}")
     options: dict[str, Any] = {"label_column": label_column, "drop": drop}
     tables = [read_table(file, site_column=site_column, **options) for file in files]
     if len(tables) == 1 and tables[0].sites is not None:
@@ -89,22 +92,35 @@ def read_table(
 ) -> Table:
     """Read one file; every column that is not site, label or dropped must be numeric and finite."""
     file = Path(path)
-    reader = _READERS.get(file.suffix.lower())
-    if reader is None:
-        raise InvalidInput(f"{file} must end in {', '.join(_READERS)}; got suffix {file.suffix!r}")
-    try:
-        if file.stat().st_size == 0:
-            raise InvalidInput(f"{file} must hold a table, got an empty file")
-        features, others = reader(file)
+    with readable(file):
+        features, others = read_columns(file)
         _check_present(file, others, (site_column, label_column))
         if others is not features:  # in an archive, two arrays have their roles by name
             site_column = "sites" if site_column is None and "sites" in others else site_column
             label_column = "y" if label_column is None and "y" in others else label_column
         unused = {drop} if isinstance(drop, str) else set(drop)
         return _table(file, features, others, (site_column, label_column), unused)
+
+
+def read_columns(file: Path) -> tuple[Columns, Columns]:
+    """Return the columns that may be features, and those that may hold site ids or labels."""
+    reader = _READERS.get(file.suffix.lower())
+    if reader is None:
+        raise InvalidInput(f"{file} must end in {', '.join(_READERS)}; got suffix {file.suffix!r}")
+    with readable(file):
+        if file.stat().st_size == 0:
+            raise InvalidInput(f"{file} must hold a table, got an empty file")
+        return reader(file)
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Turn whatever a parser raises into one line: the file is missing or damaged."""
+    try:
+        yield
     except DPFedCError:
         raise
-    except Exception as error:  # a file that is missing or damaged, wherever its parser fails
+    except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataUnavailable(f"{file} must be a readable file, got: {reason}") from error
 
@@ -116,17 +132,21 @@ def _read_csv(file: Path) -> tuple[Columns, Columns]:
     while rows and not rows[-1]:
         rows.pop()
     names = rows.pop(0) if rows else []
-    # A first row of numbers is data, unless it counts the columns from 0 or from 1.
-    counts = [[str(j) for j in range(start, start + len(names))] for start in (0, 1)]
-    is_data = names not in counts and all(_number(name) is not None for name in names)
-    if not names or "" in names or is_data:
-        raise InvalidInput(f"{file} must start with a row of column names, got {_listed(names)}")
+    if not is_header(names):
+        raise InvalidInput(f"{file} must start with a row of column names, got {listed(names)}")
     for row, cells in enumerate(rows, start=1):
         if len(cells) != len(names):
             raise InvalidInput(f"{file}: row {row} must have {len(names)} cells, got {len(cells)}")
     table = np.asarray(rows, dtype=object).reshape(len(rows), len(names))
-    columns = _columns(file, names, table.T)
+    columns = by_name(file, names, table.T)
     return columns, columns
+
+
+def is_header(names: list[str]) -> bool:
+    """Return whether a first row names columns: numbers are data, unless they count the columns."""
+    counts = [[str(j) for j in range(start, start + len(names))] for start in (0, 1)]
+    is_data = names not in counts and all(number(name) is not None for name in names)
+    return bool(names) and "" not in names and not is_data
 
 
 def _read_parquet(file: Path) -> tuple[Columns, Columns]:
@@ -144,7 +164,7 @@ def _read_parquet(file: Path) -> tuple[Columns, Columns]:
 
     with pq.ParquetFile(file) as source:
         table = source.read()
-    columns = _columns(file, table.column_names, [values(column) for column in table.columns])
+    columns = by_name(file, table.column_names, [values(column) for column in table.columns])
     return columns, columns
 
 
@@ -166,7 +186,6 @@ def _read_npy(file: Path) -> tuple[Columns, Columns]:
     return _matrix_columns(file, X, None), {}
 
 
-# A reader returns the columns that may be features, and those that may hold site ids or labels.
 _READERS: dict[str, Callable[[Path], tuple[Columns, Columns]]] = {
     ".csv": _read_csv, ".parquet": _read_parquet, ".npz": _read_npz, ".npy": _read_npy,
 }  # fmt: skip
@@ -179,15 +198,15 @@ def _matrix_columns(file: Path, X: Array, names: Array | None) -> Columns:
     names = np.asarray([f"x{j}" for j in range(X.shape[1])]) if names is None else names
     if names.shape != X.shape[1:]:
         raise InvalidInput(f"{file}: feature_names must be {X.shape[1:]}, got shape {names.shape}")
-    return _columns(file, [str(name) for name in names], X.T)
+    return by_name(file, [str(name) for name in names], X.T)
 
 
-def _columns(file: Path, names: Sequence[str], arrays: Iterable[Array]) -> Columns:
-    """Return the columns by name, if names are unique."""
-    columns = dict(zip(names, arrays, strict=True))
+def by_name(file: Path, names: Sequence[str], values: Iterable[T]) -> dict[str, T]:
+    """Return one value per column by the column's name, if names are unique."""
+    columns = dict(zip(names, values, strict=True))
     if len(columns) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise InvalidInput(f"{file}: column names must differ, got twice {_listed(twice)}")
+        raise InvalidInput(f"{file}: column names must differ, got twice {listed(twice)}")
     return columns
 
 
@@ -197,7 +216,7 @@ def _table(file: Path, features: Columns, others: Columns, roles: Roles, drop: s
     unused = {*drop, *roles} if others is features else drop
     names = [name for name in features if name not in unused]
     if not names:
-        raise InvalidInput(f"{file} must have a feature column, got only {_listed(features)}")
+        raise InvalidInput(f"{file} must have a feature column, got only {listed(features)}")
     X = np.column_stack([_numbers(file, name, features[name]) for name in names])
     with np.errstate(over="ignore"):  # too large a number becomes inf, and is refused below
         X = X.astype(np.float32 if X.dtype == np.float32 else np.float64, copy=False)
@@ -218,7 +237,7 @@ def _numbers(file: Path, name: str, column: Array) -> Array:
     """Return a column as numbers, with NaN where a value is missing."""
     if column.dtype.kind in "biuf":
         return column
-    values = [_number(cell) for cell in column]
+    values = [number(cell) for cell in column]
     if None in values:
         j = values.index(None)
         got = f"{str(column[j])[:40]!r} in row {j + 1} (drop it, or make it site or label column)"
@@ -226,13 +245,15 @@ def _numbers(file: Path, name: str, column: Array) -> Array:
     return np.asarray(values, dtype=np.float64)
 
 
-def _number(cell: Any) -> float | None:
+def number(cell: Any) -> float | None:
     """Return the number that a cell is or spells, NaN if it is missing, None if it is no number."""
-    if cell is None or (isinstance(cell, str) and cell.lower() in _MISSING):
+    if cell is None:
         return math.nan
     try:
-        return float(cell) if isinstance(cell, str | int | float | Decimal) else None
-    except (ValueError, OverflowError):
+        return float(cell) if isinstance(cell, _NUMERIC) else None
+    except ValueError:
+        return math.nan if isinstance(cell, str) and cell.lower() in _MISSING else None
+    except OverflowError:
         return None
 
 
@@ -273,7 +294,7 @@ def _check_present(file: Path, names: Iterable[str], wanted: Iterable[str | None
     there = list(names)
     for name in wanted:
         if name is not None and name not in there:
-            got = _listed(there) if there else "none: this format has no column names; use .npz"
+            got = listed(there) if there else "none: this format has no column names; use .npz"
             raise InvalidInput(f"{file} must have column {name!r}, got {got}")
 
 
@@ -288,11 +309,11 @@ def _check_alike(file: Path, table: Table, first_file: Path, first: Table) -> No
         j = next(j for j in range(len(got) + 1) if got[j : j + 1] != expected[j : j + 1])
         raise InvalidInput(
             f"{file} must have the columns of {first_file} in the same order: from feature {j + 1} "
-            f"on expected {_listed(expected[j:])}, got {_listed(got[j:])}"
+            f"on expected {listed(expected[j:])}, got {listed(got[j:])}"
         )
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
     """Return the names for a message, at most ten of them."""
     names = list(names)
     more = f", ... ({len(names)} in all)" if len(names) > 10 else ""
