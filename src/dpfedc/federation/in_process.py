@@ -51,21 +51,21 @@ class Sites:
                 f"sites must hold one id per record: expected shape ({n},), got {ids.shape}"
             )
         try:
+            if np.all(ids[:-1] <= ids[1:]):
+                # Sorted already: no need to sort a large array, or to copy the records.
+                starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
+                return cls(X, np.append(starts, n).astype(np.int64), _checked(ids[starts]), None)
             names, position, counts = np.unique(ids, return_inverse=True, return_counts=True)
         except TypeError as error:
             kinds = sorted({type(name).__name__ for name in ids.tolist()})
             raise InvalidInput(
                 f"sites must hold ids of one kind, none missing, got {', '.join(kinds)}"
             ) from error
-        if names.dtype.kind in "fmM" and np.isnan(names).any():
-            raise InvalidInput("sites must hold one id per record, got NaN for some")
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        if np.all(position[:-1] <= position[1:]):
-            return cls(X, offsets, names, None)
         order = np.argsort(position, kind="stable")
         xp = array_namespace(X)
         sorted_rows = xp.take(X, xp.asarray(order, device=device(X)), axis=0)
-        return cls(sorted_rows, offsets, names, order)
+        return cls(sorted_rows, offsets, _checked(names), order)
 
     @property
     def n_sites(self) -> int:
@@ -137,6 +137,12 @@ class Sites:
         ends = np.cumsum(sizes)
         shifts = np.repeat(self.offsets[sites] - (ends - sizes), sizes)
         return np.asarray(np.arange(ends[-1]) + shifts)
+
+
+def _checked(names: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if names.dtype.kind in "fmM" and np.isnan(names).any():
+        raise InvalidInput("sites must hold one id per record, got NaN for some")
+    return names
 
 
 def run(

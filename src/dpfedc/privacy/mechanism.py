@@ -177,9 +177,7 @@ class Gate:
             symmetric = isinstance(contribution, RecordSum) and contribution.symmetric
             kinds.add((contribution.sensitivity, symmetric, dealing.probability))
         if not np.array_equal(np.concatenate(done), sites) or len(kinds) > 1:
-            raise DPFedCError(
-                f"the parts of stage {stage!r} must be of one kind, one for each site"
-            )
+            raise DPFedCError(f"stage {stage!r} must have parts of one kind, for each site once")
         sensitivity, symmetric, probability = kinds.pop()
         z, std = 0.0, 0.0
         if planned is not None:
