@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench accuracy clean
+.PHONY: demo test e2e lint bench bench-scaling bench-scale accuracy clean
 
 .venv/demo: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -20,6 +20,9 @@ demo: .venv/demo
 test: lint
 	$(BIN)/python -m pytest -n 2
 
+e2e: .venv/dev
+	$(BIN)/python -m pytest -m e2e tests/e2e
+
 lint: .venv/dev
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
@@ -31,6 +34,14 @@ accuracy: .venv/dev
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/speed.py
+
+bench-scaling: .venv/dev
+	$(BIN)/python benchmarks/scaling.py
+
+# Needs 4 GB of disk in FOLDER.
+FOLDER ?= results/bench
+bench-scale: .venv/dev
+	$(BIN)/python benchmarks/scale.py --folder $(FOLDER)
 
 clean:
 	rm -rf .venv demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

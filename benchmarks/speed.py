@@ -1,102 +1,162 @@
-"""How far one fit is from its unavoidable matrix products, measured side by side in one run.
+"""Time, memory and score of a fit, beside its floor and its rivals, in one run.
 
-python benchmarks/speed.py [--repeats 5]
+python benchmarks/speed.py [--cases mnist tcga] [--repeats 7] [--without flower diffprivlib]
 
-Case: MNIST 10,000 x 784 (or random numbers of that shape), float32, 100 sites, 30 a round, 100
-rounds, 10 membership steps, one BLAS thread. The floor is what no implementation can avoid: per
-round the products X W' and V' X over the round's records, and the ten n x k by k x k products of
-the membership steps, on arrays that lie ready. Fits without noise, fits at epsilon 20 (local) and
-the floor are timed in turn, and the least of each kept. Calibration is timed in a fresh process.
+Cases: MNIST 10,000 x 784 in 10 clusters and TCGA miRNA 7,373 x 1,046 in 20 (random numbers of that
+shape where the data are absent), float32, 100 sites, 30 a round, 100 rounds, 10 membership steps,
+epsilon 20 (local trust), one BLAS thread. The floor (floor.py) and the fit are timed in turn:
+floor, fit, floor, fit, ..., floor. A ratio is the median over fits of the fit divided by the mean
+of the floors on its sides. "cpu" is processor time of the process, which a busy machine disturbs
+less than wall time. Memory is that of a fit in a fresh process (memory.py). The rivals in this
+process take turns with the fit; Flower and diffprivlib follow in environments of their own under
+results/envs, made on first use, or are left out with a note. Writes one JSON file per case.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
-import time
-import tracemalloc
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from cases import CASES, Case
+from environments import Unavailable
+from floor import floor
+from measuring import Seconds, machine, ratios, summary, timed, write_json
+from rivals import diffprivlib, flower, in_process, scores
 from threadpoolctl import threadpool_limits
 
-from dpfedc import DPFedC
-from dpfedc.data import iid, label_shards, mnist
-from dpfedc.errors import DataUnavailable
-from dpfedc.evaluation.metrics import clustering_accuracy
-
-N, M, K = 10_000, 784, 10
-SITES, PER_ROUND, ROUNDS, STEPS = 100, 30, 100, 10
+OTHERS = ("diffprivlib", "flower")
 
 
-def floor_seconds(X: np.ndarray) -> float:
-    """Return the time of the products alone."""
-    rng = np.random.default_rng(0)
-    part = X[: N * PER_ROUND // SITES]
-    W = rng.standard_normal((K, M)).astype(X.dtype)
-    square = rng.standard_normal((K, K)).astype(X.dtype)
-    began = time.perf_counter()
-    for _ in range(ROUNDS):
-        A = part @ W.T
-        for _ in range(STEPS):
-            A @ square
-        A.T @ part
-    return time.perf_counter() - began
+def peak_memory(case: Case) -> dict[str, float]:
+    """Return the growth of memory during a fit, input excluded, from a fresh process."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        np.save(folder / "X.npy", case.X)
+        np.save(folder / "sites.npy", case.sites)
+        (folder / "settings.json").write_text(json.dumps(asdict(case.settings)))
+        command = [sys.executable, str(Path(__file__).with_name("memory.py")), name]
+        done = subprocess.run(command, capture_output=True, check=True, text=True)
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
 
 
-CALIBRATE = """
-import time
-from dpfedc.privacy.calibration import StageBudget, calibrated_plan
-began = time.perf_counter()
-budgets = (StageBudget("mean", 1, 100, 1, 0.1), StageBudget("factorisation", 100, 30, 30, 0.9, {q}))
-calibrated_plan(budgets, epsilon=1.0, delta=1e-5, trust="local", n_sites=100)
-print(time.perf_counter() - began)
-"""
+def in_turn(case: Case, repeats: int) -> dict[str, Any]:
+    """Return times, ratios and scores of the floor, the fit and the rivals in this process."""
+    cold, fitted = timed(case.fit)
+    lowest, others = floor(case), in_process(case, fitted)
+    lowest()
+    floors: list[Seconds] = []
+    times: dict[str, list[Seconds]] = {name: [] for name in ("DPFedC", *others)}
+    found: dict[str, Any] = {}
+    for _ in range(repeats):
+        floors.append(timed(lowest)[0])
+        seconds, fitted = timed(case.fit)
+        times["DPFedC"].append(seconds)
+        found["DPFedC"] = fitted.labels_
+    floors.append(timed(lowest)[0])
+    fits = [timed(case.fit)[0]]
+    for _ in range(max(repeats // 2, 1)):
+        for name, work in others.items():
+            seconds, found[name] = timed(work)
+            times[name].append(seconds)
+        fits.append(timed(case.fit)[0])
+    return {
+        "first_fit": cold,
+        "floor": summary(floors),
+        "fit_over_floor": ratios(times["DPFedC"], floors),
+        "runs": {
+            name: {
+                **summary(taken),
+                **scores(case, found[name]),
+                **({"over_fit": ratios(taken, fits)} if name != "DPFedC" else {}),
+            }
+            for name, taken in times.items()
+        },
+        "fitted": fitted,
+    }
 
 
-def calibration_seconds(q: float) -> float:
-    """Return the time of one calibration in a process that has done none, its imports included."""
-    command = [sys.executable, "-c", CALIBRATE.format(q=q)]
-    return float(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+def elsewhere(case: Case, result: dict[str, Any], without: list[str], rounds: int) -> None:
+    """Add the rivals that have an environment of their own, or why they are left out."""
+    fit = result["runs"]["DPFedC"]["median_wall_s"]
+    if "diffprivlib" not in without:
+        name = "diffprivlib KMeans, pooled"
+        try:
+            times, labels = diffprivlib(case, repeats=2)
+            over = {"median_wall": summary(times)["median_wall_s"] / fit}
+            result["runs"][name] = {**summary(times), **scores(case, labels), "over_fit": over}
+        except Unavailable as error:
+            result["left_out"][name] = str(error)
+    if "flower" not in without:
+        name = "Flower simulation"
+        try:
+            run = flower(case, result["fitted"], rounds)
+            over = {"median_wall": run["seconds_of_all_rounds"] / fit}
+            result["runs"][name] = {**run, "over_fit": over}
+        except Unavailable as error:
+            result["left_out"][name] = str(error)
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print a case."""
+    print(f"\n{result['case']}: wall seconds (processor seconds), medians")
+    low, over, memory = result["floor"], result["fit_over_floor"], result["memory"]
+    print(f"  {'floor':38s}{low['median_wall_s']:9.3f} ({low['median_cpu_s']:.3f})")
+    for name, run in result["runs"].items():
+        wall = run.get("median_wall_s", run.get("seconds_of_all_rounds"))
+        line = f"  {name:38s}{wall:9.3f}"
+        if "median_cpu_s" in run:
+            line += f" ({run['median_cpu_s']:.3f})"
+        if "over_fit" in run:
+            line += f"  {run['over_fit']['median_wall']:7.2f} x the fit"
+        if run.get("accuracy") is not None:
+            line += f"  accuracy {run['accuracy']:.3f}"
+        if "cost" in run:
+            line += f"  cost {run['cost']:.4g}"
+        if "note" in run:
+            line += f"  ({run['note']}: {run['start_up_s']:.0f} s)"
+        print(line)
+    for name, why in result["left_out"].items():
+        print(f"  {name}: left out, {why}")
+    print(
+        f"  fit over floor: {over['median_wall']:.2f} by wall time, {over['median_cpu']:.2f} by "
+        f"processor time; least over least {over['least_wall']:.2f} and {over['least_cpu']:.2f}"
+    )
+    print(f"  first fit of the process, calibration included: {result['first_fit'].wall:.2f} s")
+    print(
+        f"  memory beyond the {memory['data_mib']:.1f} MiB of records: resident "
+        f"{memory['resident_growth_over_data']:.2f} x the records (VmHWM), allocated "
+        f"{memory['traced_peak_over_data']:.2f} x (tracemalloc)",
+        flush=True,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
-    try:
-        data = mnist(N, seed=0)
-        X, y, name = data.X, data.y, "MNIST"
-        sites = label_shards(y, SITES, 2, rng=np.random.default_rng(0))
-    except DataUnavailable as error:
-        print(f"random numbers in place of MNIST: {error}")
-        X, y, name = np.random.default_rng(0).random((N, M), dtype=np.float32), None, "random"
-        sites = iid(N, SITES, rng=np.random.default_rng(0))
-    order = np.argsort(sites, kind="stable")
-    X, sites, y = X[order], sites[order], None if y is None else y[order]
-    schedule = {"n_rounds": ROUNDS, "sites_per_round": PER_ROUND, "random_state": 0}
-    model = DPFedC(K, epsilon=None, **schedule)
-    private = DPFedC(K, epsilon=20.0, **schedule).fit(X, sites=sites)
-    fits, noisy, floors = [], [], []
-    with threadpool_limits(limits=1):
-        for _ in range(repeats):
-            floors.append(floor_seconds(X))
-            for estimator, times in ((model, fits), (private, noisy)):
-                began = time.perf_counter()
-                estimator.fit(X, sites=sites)
-                times.append(time.perf_counter() - began)
-        tracemalloc.start()
-        model.fit(X, sites=sites)
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    if y is not None:
-        print(f"accuracy {clustering_accuracy(y, model.labels_):.3f}")
-    print(f"{name}: fit {min(fits):.3f} s, products {min(floors):.3f} s")
-    print(f"ratio {min(fits) / min(floors):.2f}")
-    print(f"fit with noise, over fit without: {min(noisy) / min(fits):.2f}")
-    print(f"calibration from cold: q = 1 {calibration_seconds(1.0):.1f} s, ", end="")
-    print(f"q = 0.1 {calibration_seconds(0.1):.1f} s")
-    print(f"memory while fitting, input excluded: {peak / X.nbytes:.2f} x the data")
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=["mnist", "tcga"])
+    parser.add_argument("--repeats", type=int, default=7, help="pairs of floor and fit")
+    parser.add_argument("--without", nargs="*", choices=OTHERS, default=[], help="leave out rivals")
+    parser.add_argument("--flower-rounds", type=int, default=10, help="rounds to measure")
+    parser.add_argument("--output", type=Path, default=Path("results/bench"))
+    given = parser.parse_args()
+    for name in given.cases:
+        case = CASES[name]()
+        with threadpool_limits(limits=1):
+            result = {"case": case.name, **in_turn(case, given.repeats), "left_out": {}}
+        elsewhere(case, result, given.without, given.flower_rounds)
+        result["memory"] = peak_memory(case)
+        show(result)
+        del result["fitted"]
+        about = {"machine": machine(), "settings": asdict(case.settings), "blas_threads": 1}
+        write_json(given.output / f"speed-{name}.json", {**result, **about})
 
 
 if __name__ == "__main__":

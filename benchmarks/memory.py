@@ -1,0 +1,51 @@
+"""Peak memory of one fit, in a process of its own. Started by speed.py.
+
+python benchmarks/memory.py FOLDER     (X.npy, sites.npy and settings.json lie there)
+
+The records are loaded and a small fit has brought in every module before the count starts. Resident
+growth is VmHWM after the fit (its peak, set back before) less VmRSS before it. A second fit is
+traced by tracemalloc, which counts what Python and NumPy ask for, touched or not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+from cases import Case, Settings, tiny_case
+from measuring import memory_mib, reset_peak
+from threadpoolctl import threadpool_limits
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    settings = Settings(**json.loads((folder / "settings.json").read_text()))
+    case = Case("", np.load(folder / "X.npy"), np.load(folder / "sites.npy"), None, settings)
+    with threadpool_limits(limits=1):
+        tiny_case().fit()
+        reset_peak()
+        before = memory_mib("VmRSS")
+        case.fit()
+        resident = memory_mib("VmHWM") - before
+        tracemalloc.start()
+        case.fit()
+        _, traced = tracemalloc.get_traced_memory()
+    data = case.X.nbytes / 2**20
+    print(
+        json.dumps(
+            {
+                "data_mib": data,
+                "resident_growth_mib": resident,
+                "resident_growth_over_data": resident / data,
+                "traced_peak_mib": traced / 2**20,
+                "traced_peak_over_data": traced / 2**20 / data,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
