@@ -9,7 +9,7 @@ from dpfedc import DPFedC
 from dpfedc.errors import DPFedCError, InvalidInput
 from dpfedc.federation import in_process
 from dpfedc.federation.in_process import Sites
-from dpfedc.kernels.rows import Runs, chosen_rows, in_runs
+from dpfedc.kernels.rows import Runs, by_columns, chosen_rows, in_runs
 from dpfedc.kernels.standardized import Standardized
 from dpfedc.privacy.mechanism import Gate, RecordSum
 from dpfedc.privacy.sampling import Dealing
@@ -29,7 +29,7 @@ def test_runs_do_what_the_copied_rows_do(lengths, seed):
     n = len(rows)
     assert runs.shape == copied.shape
     W, V = rng.standard_normal((3, 5)), rng.standard_normal((n, 3))
-    np.testing.assert_allclose((W @ runs.T).T, copied @ W.T, atol=1e-12)
+    np.testing.assert_allclose(by_columns(runs, W), copied @ W.T, atol=1e-12)
     np.testing.assert_allclose(V.T @ runs, V.T @ copied, atol=1e-12)
     index = rng.integers(0, n, 7) if n else np.arange(0)
     np.testing.assert_array_equal(chosen_rows(runs, index), copied[index])

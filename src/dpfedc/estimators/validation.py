@@ -32,7 +32,8 @@ def check_records(X: npt.NDArray[Any], n_clusters: int, *, nonnegative: bool) ->
         )
     # A few rows settle it for almost all data; only if too few differ are all rows compared.
     some = X[np.linspace(0, n - 1, min(n, 64 + 4 * n_clusters)).astype(int)]
-    if len(np.unique(some, axis=0)) >= max(n_clusters, 2):
+    # Adding zero makes -0 and 0 the same.
+    if len({row.tobytes() for row in some + 0.0}) >= max(n_clusters, 2):
         return
     distinct = len(np.unique(X, axis=0))
     if distinct == 1 and n > 1:

@@ -18,6 +18,8 @@ import numpy.typing as npt
 from array_api_compat import array_namespace, device, is_numpy_array, is_torch_array
 
 from dpfedc.kernels import Array
+from dpfedc.kernels.devices import on_accelerator
+from dpfedc.kernels.host import on_host
 
 Float = npt.NDArray[Any]
 
@@ -55,11 +57,17 @@ def centroid_gradient(X: Array, W: Array, H: Array, *, mu_w: float) -> Array:
 
 def largest_eigenvalue(M: Array) -> Array:
     """Return the largest eigenvalue of a symmetric matrix, or of each matrix in a stack."""
+    if on_accelerator(M):
+        # Far faster here: small eigenproblems keep an accelerator waiting.
+        xp = array_namespace(M)
+        largest = np.linalg.eigvalsh(on_host(M))[..., -1]
+        return xp.asarray(largest, dtype=M.dtype, device=device(M))
     return array_namespace(M).linalg.eigvalsh(M)[..., -1]
 
 
 def membership_step_size(M: Array) -> float:
     """Return gamma = 0.51 L, L the Lipschitz constant of dF/dH: every projected step descends."""
+    M = on_host(M) if on_accelerator(M) else M
     return max(0.51 * float(largest_eigenvalue(M)), 1e-30)
 
 
@@ -78,14 +86,15 @@ def membership_steps(A: Array, M: Array, steps: int, H: Array | None = None) -> 
     if is_numpy_array(H):
         return _steps_in_place(H, drive, shrink, steps)
     for _ in range(steps):
-        H = H @ shrink
-        H += drive
-        H = H.clamp_(min=0) if is_torch_array(H) else xp.clip(H, min=0)
+        if is_torch_array(H):
+            H = xp.addmm(drive, H, shrink).clamp_(min=0)
+        else:
+            H = xp.clip(H @ shrink + drive, min=0)
     return H
 
 
 def _steps_in_place(H: Float, drive: Float, shrink: Float, steps: int) -> Float:
-    """Return H after the steps, from two buffers; in memory they lie as `products` lays out A.
+    """Return H after the steps, from two buffers; in memory they lie as `by_columns` lays out A.
 
     The curvature is symmetric, so H M is the transpose of M H'.
     """
@@ -116,5 +125,5 @@ def residual_norms(squared_norms: Array, A: Array, H: Array, gram: Array) -> Arr
 def unit_rows(W: Array) -> Array:
     """Return W with every row scaled to norm one; a zero row stays zero."""
     xp = array_namespace(W)
-    norms = xp.sqrt(xp.sum(W**2, axis=1, keepdims=True))
+    norms = xp.sqrt(xp.sum(W**2, axis=-1, keepdims=True))
     return W / xp.where(norms > 0, norms, xp.ones_like(norms))

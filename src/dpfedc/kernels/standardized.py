@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from array_api_compat import array_namespace, device, is_numpy_array
 
 from dpfedc.kernels import Array
-from dpfedc.kernels.rows import Runs, chosen_rows
+from dpfedc.kernels.rows import Runs, by_columns, chosen_rows
 
 CHUNK = 4096
 """Rows handled at a time where a temporary copy is needed."""
@@ -81,13 +81,9 @@ class Standardized:
         return int(self.X.shape[1]) + (self.constant != 0)
 
     def products(self, W: Array) -> Array:
-        """Return X~ W' (n x k).
-
-        It lies in memory cluster after cluster: what follows goes over one cluster's numbers of all
-        records at a time, and is faster so.
-        """
+        """Return X~ W' (n x k)."""
         V = W[:, : self.X.shape[1]] if self.basis is None else W @ self.basis
-        A = (V @ self.X.T).T
+        A = by_columns(self.X, V)
         A -= V @ self.center
         A *= self.factors[:, None]
         if self.constant and self.basis is None:

@@ -1,0 +1,51 @@
+"""Torch's devices: arrays moved there, and where they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+from array_api_compat import device, is_torch_array
+
+from dpfedc.errors import InvalidInput, MissingExtra
+from dpfedc.kernels import Array
+
+
+def torch_device(name: Any) -> Any:
+    """Return Torch's device of that name, or say why it cannot be used.
+
+    Tried here: a missing device is told before anything is planned or moved.
+    """
+    expected = "device must be None, 'cpu', 'cuda' or 'cuda:' with a number"
+    if not isinstance(name, str):
+        raise InvalidInput(f"{expected}, got {name!r}")
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtra(f"device={name!r} needs torch: pip install 'dpfedc[gpu]'") from error
+    try:
+        found = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidInput(f"{expected}, got {name!r}") from error
+    if found.type not in {"cpu", "cuda"}:
+        raise InvalidInput(f"{expected}, got {name!r}")
+    if found.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (found.index or 0) >= count:
+            raise InvalidInput(f"device must be one that torch can use, got {name!r}: {count} GPUs")
+    return found
+
+
+def moved(X: npt.NDArray[Any], name: str) -> Array:
+    """Return the array as a tensor on Torch's device of that name; on the CPU without a copy."""
+    import torch
+
+    where = torch_device(name)
+    if not X.flags.writeable and where.type == "cpu":
+        X = X.copy()  # Torch has no arrays that cannot be written to
+    return torch.asarray(X, device=where)
+
+
+def on_accelerator(x: Array) -> bool:
+    """Return whether the array is a tensor that is not in main memory."""
+    return is_torch_array(x) and device(x).type != "cpu"
