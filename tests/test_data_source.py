@@ -345,6 +345,16 @@ def test_check_of_rows_that_share_their_place(tmp_path):
     assert lines(source.check())["order by 'at'"] == ("fixed", "ok")
 
 
+def test_check_of_ids_that_give_the_order(tmp_path):
+    rows = [(1, 7), (2, 8)]
+    source = sqlite_source(
+        tmp_path / "t.db", ["a", "at"], rows, key=False, order_by="at", record_id="at"
+    )
+    found = lines(source.check())
+    assert found["order by 'at'"] == ("fixed", "ok")
+    assert found["ids in 'at'"] == ("2 ids, at most 1 rows each", "ok")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
