@@ -1,0 +1,173 @@
+"""`dpfedc run`: a run over the sites that are connected to a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpfedc.cli.console import print_paragraphs, print_path, print_sentence
+from dpfedc.cli.options import number_option
+
+if TYPE_CHECKING:
+    from dpfedc.federation.agreement import Agreement
+    from dpfedc.federation.coordinator import RoundEvent
+    from dpfedc.federation.flower.server_folder import ServerFolder
+    from dpfedc.federation.flower.transport import FlowerTransport
+
+run = typer.Typer(
+    name="run",
+    help="Cluster the records of the sites that are connected to a server.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+_Server = Annotated[
+    Path, typer.Option(metavar="FOLDER", help="The server's folder.", show_default=False)
+]
+_Wait = Annotated[
+    float,
+    number_option("How many seconds to wait for sites to connect, and then for them to accept."),
+]
+
+
+@run.command()
+def start(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a TOML file.")],
+    server: _Server,
+    site: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A site that takes part. Repeat it for more.",
+            show_default="all that are enrolled",
+        ),
+    ] = None,
+    wait: _Wait = 600.0,
+) -> None:
+    """Propose a plan to the sites, wait until they accept it, and run it.
+
+    The same plan with the same sites is the same run: started again, it goes on where it stopped.
+    For another run, change its name or its seed.
+    """
+    from dpfedc.federation.flower.runs import await_sites, chosen_sites, proposal
+    from dpfedc.federation.flower.server_folder import ServerFolder
+    from dpfedc.federation.flower.transport import FlowerTransport
+
+    text = plan.read_text(encoding="utf-8")
+    folder = ServerFolder.open(server)
+    names = chosen_sites(folder, site or ())
+    transport = FlowerTransport(folder)
+    await_sites(
+        transport,
+        names,
+        wait,
+        on_change=lambda here: print_sentence(f"Sites online: {len(here)} of {len(names)}."),
+    )
+    _carried_out(folder, transport, proposal(folder, transport, text, names), wait)
+
+
+@run.command()
+def resume(
+    server: _Server,
+    start: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="The run, by the first digits of its identity.",
+            show_default="the latest",
+        ),
+    ] = "",
+    wait: _Wait = 600.0,
+) -> None:
+    """Go on with a run that stopped. Sites answer what they have answered before with no new noise.
+
+    A run that is finished only sends its model again, for sites that were away.
+    """
+    from dpfedc.federation.flower.runs import stored_agreement
+    from dpfedc.federation.flower.server_folder import ServerFolder
+    from dpfedc.federation.flower.transport import FlowerTransport
+
+    folder = ServerFolder.open(server)
+    _carried_out(folder, FlowerTransport(folder), stored_agreement(folder, start), wait)
+
+
+def _carried_out(
+    folder: ServerFolder, transport: FlowerTransport, agreement: Agreement, wait: float
+) -> None:
+    from dpfedc.federation.coordinator import Coordinator
+    from dpfedc.federation.flower.locks import locked
+    from dpfedc.federation.flower.runs import acceptances, publish, run_folder
+    from dpfedc.privacy.statement import privacy_statement
+
+    path, short = run_folder(folder, agreement), agreement.digest[:12]
+    with locked(path / "lock", refusal=f"run {short} is under way in another process"):
+        print_sentence(
+            f"Run {short}: {agreement.name}, {len(agreement.sites)} sites, "
+            f"{agreement.plan.n_rounds} rounds, epsilon {agreement.epsilon:g}."
+        )
+        acceptances(transport, agreement, wait, on_change=_say_acceptances(agreement))
+        with round_progress(transport) as on_event:
+            finished = Coordinator(
+                agreement, transport, path, key=folder.receipt_key, on_event=on_event
+            ).run()
+        have = publish(transport, agreement, path)
+    print_paragraphs(privacy_statement(finished.privacy))
+    print_sentence(f"Sites that have the model: {', '.join(sorted(have)) or 'none'}.")
+    print_path("Results", path)
+
+
+def _say_acceptances(agreement: Agreement) -> Callable[[set[str], object], None]:
+    def say(accepted: set[str], refusals: object) -> None:
+        assert isinstance(refusals, dict)
+        print_sentence(f"Accepted by {len(accepted)} of {len(agreement.sites)} sites.")
+        for name, reason in refusals.items():
+            print_sentence(f"{name} refuses: {reason}", style="red")
+
+    return say
+
+
+@contextmanager
+def round_progress(transport: FlowerTransport) -> Iterator[Callable[[RoundEvent], None]]:
+    """Show a bar with the round and its answers on a terminal, and a line per round elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda event: print_sentence(_round_line(event)) if event.done else None
+        return
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console
+    ) as progress:
+        task, shown, answers = progress.add_task("Rounds"), [""], set[str]()
+
+        def show() -> None:
+            progress.update(task, description=f"{shown[0]}, {len(answers)} answers")
+
+        def on_answer(name: str) -> None:
+            answers.add(name)
+            show()
+
+        def on_event(event: RoundEvent) -> None:
+            answers.clear()
+            shown[0] = f"{event.stage} {event.t}/{event.n_rounds}, {len(event.asked)} sites"
+            progress.update(task, total=event.total, completed=event.number - (not event.done))
+            show()
+            if event.done and (event.refused or event.silent):
+                progress.console.print(_round_line(event), markup=False, highlight=False)
+
+        transport.on_answer = on_answer
+        yield on_event
+
+
+def _round_line(event: RoundEvent) -> str:
+    parts = [f"{len(event.answered)} of {len(event.asked)} sites answered"]
+    parts += [f"{name} refused ({reason})" for name, reason in event.refused.items()]
+    if event.silent:
+        parts.append(f"silent: {', '.join(event.silent)}")
+    where = f"Round {event.number} of {event.total} ({event.stage} {event.t}/{event.n_rounds})"
+    return f"{where}: {'; '.join(parts)}."

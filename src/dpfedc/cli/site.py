@@ -1,0 +1,185 @@
+"""`dpfedc site`: one site's side of a federation on separate machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpfedc.cli.console import print_paragraphs, print_path, print_sentence, print_table
+from dpfedc.cli.options import flag_option
+from dpfedc.cli.site_setup import SiteFolderArgument, check, init
+
+site = typer.Typer(
+    name="site",
+    help="Take part in a federation with the records of this site, which never leave it.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+
+for _command in (init, check):
+    site.command()(_command)
+
+_Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="The run, by the first digits of its identity.",
+        show_default="the one that waits",
+    ),
+]
+
+
+@site.command()
+def start(
+    folder: SiteFolderArgument,
+    accept: Annotated[
+        bool,
+        flag_option(
+            "--accept",
+            "Accept every run that keeps within the lifetime cap, without asking anyone.",
+        ),
+    ] = False,
+    allow_simulated: Annotated[
+        bool,
+        flag_option(
+            "--allow-simulated", "Also take part with noise that protects nobody. For tests."
+        ),
+    ] = False,
+) -> None:
+    """Connect to the server and answer its requests until interrupted.
+
+    Only code that is installed here runs here; the server sends numbers. Nothing leaves the site
+    for a run that was not accepted.
+    """
+    import signal
+    import threading
+
+    from dpfedc.federation.flower.desk import Desk
+    from dpfedc.federation.flower.fleet_client import FleetClient, attend
+    from dpfedc.federation.flower.keys import read_site_key
+    from dpfedc.federation.flower.locks import locked
+    from dpfedc.federation.flower.site_folder import SiteFolder
+
+    opened, stop = SiteFolder.open(folder), threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with locked(opened.path / "lock", refusal=f"another process serves {opened.path} already"):
+        desk = Desk(opened, accept=accept, allow_simulated=allow_simulated, tell=tell)
+        client = FleetClient(
+            opened.server, read_site_key(opened.path / "site.key"), authority=opened.authority
+        )
+        try:
+            attend(client, desk.reply, folder=opened.path, tell=tell, stop=stop)
+        finally:
+            client.close()
+            desk.close()
+
+
+@site.command()
+def status(folder: SiteFolderArgument) -> None:
+    """Show the runs that were offered, and what is left of the lifetime cap."""
+    from dpfedc.cli.ledger import show
+    from dpfedc.federation.flower.site_folder import MODEL, SiteFolder
+
+    opened = SiteFolder.open(folder)
+    print_paragraphs([f"Site: {opened.name}, {opened.records:,} records, server {opened.server}."])
+    rows = []
+    for run in opened.offered():
+        state = "accepted" if opened.is_accepted(run) else "waits for you: dpfedc site accept"
+        if (opened.run(run) / MODEL).exists():
+            state = "finished"
+        agreement = opened.agreement(run)
+        epsilon, delta = agreement.epsilon, agreement.privacy.delta
+        rows.append((run[:12], agreement.name, f"{epsilon:g}, {delta:g}", state))
+    if rows:
+        print_table(("run", "name", "epsilon, delta", "state"), rows)
+    show(opened.ledger)
+
+
+@site.command()
+def accept(
+    folder: SiteFolderArgument,
+    run: _Run = "",
+    yes: Annotated[bool, flag_option("--yes", "Do not ask.")] = False,
+) -> None:
+    """Read the terms of a run that was offered, and accept it."""
+    from dpfedc.federation.flower.desk import require_affordable, site_node
+    from dpfedc.federation.flower.site_folder import SiteFolder
+    from dpfedc.federation.terms import terms
+    from dpfedc.privacy.ledger import Ledger
+
+    opened = SiteFolder.open(folder)
+    digest = opened.resolve(run)
+    agreement = opened.agreement(digest)
+    print_paragraphs(terms(agreement))  # plans the run again, and refuses what is not as it should
+    if opened.is_accepted(digest):
+        print_sentence("This run has been accepted already.")
+        return
+    with Ledger.open(opened.ledger) as ledger:
+        # Says now, and here, what would otherwise keep the site from answering later.
+        require_affordable(agreement, ledger)
+        site_node(opened, digest, ledger, allow_simulated=True)
+    if not yes and not _confirmed("Accept this run?"):
+        print_sentence("Not accepted.")
+        raise typer.Exit(1)
+    opened.accept(digest)
+    print_sentence(f"Accepted run {digest[:12]}.")
+
+
+@site.command()
+def labels(
+    folder: SiteFolderArgument,
+    run: Annotated[
+        str,
+        typer.Option(
+            metavar="RUN",
+            help="The run, by the first digits of its identity.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The CSV file for the labels.")
+    ] = Path("labels.csv"),
+) -> None:
+    """Assign this site's records to the clusters of a finished run, here. Nothing is sent."""
+    import numpy as np
+
+    from dpfedc.errors import DataUnavailable
+    from dpfedc.federation.flower.site_folder import MODEL, SiteFolder
+    from dpfedc.model_file import ClusterModel
+    from dpfedc.report.tables import require_labels_path, write_labels
+
+    opened = SiteFolder.open(folder)
+    digest = opened.resolve(run)
+    path = opened.run(digest) / MODEL
+    if not path.exists():
+        raise DataUnavailable(
+            f"run {digest[:12]} has not come to its end yet, or its model was sent while this site "
+            "was away: have its operator use `dpfedc run resume`"
+        )
+    require_labels_path(output, inputs=(path,))
+    model = ClusterModel.read(path)
+    records = opened.source.load(opened.agreement(digest).schema)
+    assigned = np.where(records.present, model.labels(records.X), -1)
+    write_labels(output, np.full(len(assigned), opened.name), assigned)
+    null = int((~records.present).sum())
+    if null:
+        print_sentence(f"{null:,} records without a number in every column have the label -1.")
+    print_path("Labels", output)
+
+
+def _confirmed(question: str) -> bool:
+    try:
+        return typer.confirm(question)
+    except typer.Abort:  # nobody is there to ask
+        return False
+
+
+def tell(text: str) -> None:
+    """Print a line for the operator, with the time, at once."""
+    from datetime import datetime
+
+    print(f"{datetime.now().isoformat(timespec='seconds')} {text}", flush=True)

@@ -1,0 +1,300 @@
+"""Real processes, TLS and keys between them: one server and four sites with the digits."""
+
+import csv
+import re
+import sqlite3
+import statistics
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from dpfedc.federation.agreement import Agreement
+from dpfedc.federation.flower.control import answered
+from dpfedc.federation.flower.fleet_client import FleetClient, attend
+from dpfedc.federation.flower.keys import read_site_key
+from dpfedc.federation.flower.runs import stored_agreement
+from dpfedc.federation.flower.server_folder import ServerFolder
+from dpfedc.federation.flower.transport import FlowerTransport
+from dpfedc.federation.in_process import Sites, run
+from dpfedc.federation.messages import packed
+from dpfedc.model_file import ClusterModel
+from dpfedc.planning.choices import proved_model
+from dpfedc.privacy.ledger import Ledger
+from dpfedc.privacy.mechanism import Gate
+from dpfedc.randomness import Randomness
+from dpfedc.records import RunRecord
+from processes import ENVIRONMENT, Federation, Listener, wait_until
+from test_coordinator import NoiseOfEach
+
+pytestmark = pytest.mark.e2e
+
+NAMES = ("s0", "s1", "s2", "s3")
+FEATURES = [f"p{i}" for i in range(64)]
+
+
+def dealt():
+    """Return the digits of each site."""
+    X = load_digits().data
+    site = np.random.default_rng(0).integers(len(NAMES), size=len(X))
+    return {name: X[site == i] for i, name in enumerate(NAMES)}
+
+
+def write_sites(home):
+    """Write the sites' records, each in another way; return what `site init` is told of them."""
+    parts = dealt()
+    for name in NAMES[:2]:
+        np.savetxt(home / f"{name}.csv", parts[name], fmt="%g", delimiter=",", comments="",
+                   header=",".join(FEATURES))  # fmt: skip
+    np.savez(home / "s2.npz", X=parts["s2"], feature_names=np.array(FEATURES))
+    with sqlite3.connect(home / "s3.db") as database:
+        columns = ",".join(f"{name} REAL" for name in FEATURES)
+        database.execute(f"CREATE TABLE digits (id INTEGER PRIMARY KEY, {columns})")
+        places = ",".join("?" * 64)
+        rows = parts["s3"].tolist()
+        database.executemany(f"INSERT INTO digits VALUES (NULL, {places})", rows)
+    database.close()
+    return {
+        "s0": (home / "s0.csv",),
+        "s1": (home / "s1.csv",),
+        "s2": (home / "s2.npz",),
+        "s3": (f"sqlite:///{home / 's3.db'}", "--table", "digits"),
+    }
+
+
+def plan_file(home, name, *, rounds=3, noise="simulated", deadline=60, min_answers=2):
+    path = home / f"{name}.toml"
+    path.write_text(
+        f'[run]\nname = "{name}"\ncoordinator = "test"\nclusters = 10\nfeatures = {FEATURES}\n'
+        f'seed = 7\n[privacy]\nepsilon = 20\ndelta = 1e-5\nnoise = "{noise}"\nnorm_bound = 80.0\n'
+        f"[rounds]\nrounds = {rounds}\ndeadline = {deadline}\nmin_answers = {min_answers}\n"
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    home = tmp_path_factory.mktemp("federation")
+    made = Federation(home)
+    listener = Listener(made.port)
+    for name, (data, *more) in write_sites(home).items():
+        made.add(name, data, *more, port=listener.port if name == "s0" else None)
+    made.listener = listener
+    made.start("server")
+    for name in NAMES:
+        made.start(name, "--accept", "--allow-simulated")
+    yield made
+    made.close()
+    listener.close()
+
+
+def agreement_of(federation):
+    return stored_agreement(ServerFolder.open(federation.home / "server"), "")
+
+
+def folder_of(federation, agreement):
+    return federation.home / "server" / "runs" / agreement.digest
+
+
+def in_one_process(agreement):
+    """Return the model of the same run in the simulator."""
+    randomness = Randomness(agreement.seed)
+    parts = list(dealt().values())
+    X, ids = np.vstack(parts), np.repeat(range(len(parts)), [len(part) for part in parts])
+    gate = Gate(randomness, NoiseOfEach(randomness), agreement.privacy)
+    state = run(
+        agreement.plan.stages,
+        Sites.of(X, ids),
+        gate,
+        randomness=randomness,
+        state=dict(agreement.declared),
+    )
+    return proved_model(
+        agreement.method, agreement.settings, agreement.plan, state, feature_names=None, about={}
+    )
+
+
+def assert_as_in_one_process(federation, agreement):
+    model = ClusterModel.read(folder_of(federation, agreement) / "model.npz")
+    expected = in_one_process(agreement)
+    assert isinstance(agreement, Agreement)
+    np.testing.assert_allclose(model.cluster_centers, expected.cluster_centers, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(model.directions, expected.directions, rtol=0, atol=1e-6)
+
+
+def spent(federation, name, agreement):
+    with Ledger.open(federation.home / name / "ledger.sqlite") as ledger:
+        stages = [s for s in ledger.totals().stages if s.run == agreement.digest]
+    return {s.stage: (s.n_charged, s.n_planned, s.n_answered) for s in stages}
+
+
+def test_a_run_gives_the_same_centres_as_in_one_process(federation):
+    listener = federation.listener
+    running = federation.run("start", plan_file(federation.home, "simulated"))
+    running.says("Accepted by 4 of 4 sites")
+    before = len(listener.up), len(listener.down)
+    assert running.result() == 0, running.text
+    agreement = agreement_of(federation)
+    assert_as_in_one_process(federation, agreement)
+    record = RunRecord.read(folder_of(federation, agreement) / "run.jsonl")
+    seconds = [entry.seconds for entry in record.rounds]
+    up, down = (len(listener.up) - before[0], len(listener.down) - before[1])
+    print(
+        f"\n{len(seconds)} rounds, {statistics.median(seconds):.2f} s in the middle, at most "
+        f"{max(seconds):.2f}; one site sent {up / len(seconds):.0f} and received "
+        f"{down / len(seconds):.0f} bytes per round, the model's publication included"
+    )
+
+
+def test_a_run_with_secure_noise_ends_with_labels_at_the_site(federation):
+    running = federation.run("start", plan_file(federation.home, "secure", noise="secure"))
+    assert running.result() == 0, running.text
+    agreement = agreement_of(federation)
+    assert agreement.noise == "secure"
+    for name in NAMES:
+        counts = spent(federation, name, agreement)
+        assert all(charged == planned == answered for charged, planned, answered in counts.values())
+    labels = federation.home / "labels.csv"
+    federation.call(
+        "site", "labels", federation.home / "s3", "--run", agreement.digest[:12], "-o", labels
+    )
+    with labels.open() as file:
+        rows = list(csv.reader(file))[1:]
+    assert len(rows) == len(dealt()["s3"])
+    assert len({row[2] for row in rows}) > 1
+    status = federation.call("site", "status", federation.home / "s3")
+    assert "secure" in status
+    assert "finished" in status
+
+
+def test_a_killed_site_comes_back_into_the_run(federation):
+    """It misses no round but one that it had charged and not answered when it was killed."""
+    running = federation.run("start", plan_file(federation.home, "killed site", rounds=8))
+    running.says("factorisation 2/8")
+    federation.running["s2"].kill()
+    federation.start("s2", "--accept", "--allow-simulated").says("connected to")
+    assert running.result() == 0, running.text
+    agreement = agreement_of(federation)
+    counts = spent(federation, "s2", agreement)
+    assert all(charged == planned for charged, planned, _ in counts.values())
+    lost = sum(charged - answered for charged, _, answered in counts.values())
+    rounds = [line for line in running.text.splitlines() if line.startswith("Round ")]
+    assert len(rounds) == agreement.plan.n_rounds
+    assert sum("4 of 4 sites answered" not in line for line in rounds) == lost <= 1
+    if not lost:
+        assert_as_in_one_process(federation, agreement)
+
+
+def test_a_killed_server_and_a_killed_run_cost_nothing(federation):
+    """The centres are those of an undisturbed run: no round was lost, none done twice."""
+    plan = plan_file(federation.home, "killed server", rounds=8, min_answers=4)
+    running = federation.run("start", plan)
+    running.says("factorisation 2/8")
+    federation.running["server"].kill()
+    federation.start("server").says("Listening")
+    running.says("factorisation 5/8")
+    running.kill()
+    resumed = federation.run("resume")
+    assert resumed.result() == 0, resumed.text
+    assert "factorisation 2/8" not in resumed.text
+    agreement = agreement_of(federation)
+    assert agreement.name == "killed server"
+    assert_as_in_one_process(federation, agreement)
+    for name in NAMES:
+        counts = spent(federation, name, agreement)
+        assert all(charged == planned == answered for charged, planned, answered in counts.values())
+
+
+def test_a_site_that_is_not_enrolled_is_turned_away(federation):
+    federation.add("stranger", federation.home / "s0.csv", enrol=False)
+    stranger = federation.start("stranger", "--accept")
+    assert stranger.result() == 2
+    assert "its operator must enrol site.pub" in stranger.text
+    assert "stranger" not in federation.call("server", "status", federation.home / "server")
+
+
+def test_a_server_of_another_authority_is_turned_away(federation, tmp_path):
+    federation.call("server", "init", tmp_path / "other", "--listen", "127.0.0.1")
+    federation.add("doubter", federation.home / "s0.csv", authority=tmp_path / "other" / "ca.crt")
+    doubter = federation.start("doubter")
+    assert doubter.result() == 2
+    assert "must come from the authority in ca.crt" in doubter.text
+    federation.call("server", "remove", federation.home / "server", "doubter")
+
+
+def test_a_second_server_on_the_port_says_so(federation):
+    said = federation.call("server", "start", federation.home / "server", code=2)
+    assert "Address already in use" in said
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_who_listens_in_reads_nothing_unless_tls_is_off(tmp_path, insecure):
+    """With TLS off the listener does see the array, so it would have seen it with TLS on."""
+    federation = Federation(tmp_path, insecure=insecure)
+    listener = Listener(federation.port)
+    records = tmp_path / "records.csv"
+    records.write_text("x\n1\n2\n")
+    federation.add("site", records, port=listener.port)
+    stop = threading.Event()
+    try:
+        federation.start("server").says("Listening")
+        folder = ServerFolder.open(tmp_path / "server")
+        authority = None if insecure else (tmp_path / "server" / "ca.crt").read_bytes()
+        key = read_site_key(tmp_path / "site" / "site.key")
+        client = FleetClient(f"127.0.0.1:{listener.port}", key, authority=authority)
+        site = threading.Thread(
+            target=attend,
+            args=(client, answered),
+            kwargs={"folder": tmp_path / "site", "tell": lambda _: None, "stop": stop},
+            daemon=True,
+        )
+        site.start()
+        transport = FlowerTransport(folder)
+        wait_until(lambda: transport.online()["site"], what="the site")
+        array = np.full(1000, 1234.5678)
+        request = packed({"kind": "test"}, {"array": array})
+        assert transport.exchange({"site": request}, 60) == {"site": request}
+        for seen in (listener.up, listener.down):
+            assert len(seen) > array.nbytes
+            assert (array.tobytes() in seen) == insecure
+            assert (array[:4].tobytes() in seen) == insecure
+        stop.set()
+        site.join(20)
+        client.close()
+    finally:
+        stop.set()
+        federation.close()
+        listener.close()
+
+
+def test_the_commands_of_the_docs_do_what_they_say(tmp_path):
+    """All commands of "Try it on one machine", as they stand there."""
+    docs = Path(__file__).parents[2] / "docs" / "deployment.md"
+    section = docs.read_text().split("## Try it on one machine")[1].split("\n## ")[0]
+    commands = "".join(re.findall(r"```sh\n(.*?)```", section, flags=re.DOTALL))
+    assert commands.count("dpfedc ") > 8
+    path = f"{Path(sys.executable).parent}:{ENVIRONMENT['PATH']}"
+    with (tmp_path / "out").open("w") as out:
+        done = subprocess.run(
+            ["bash", "-e", "-c", commands],
+            cwd=tmp_path,
+            env={**ENVIRONMENT, "PATH": path},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=300,
+        )
+    said = (tmp_path / "out").read_text()
+    assert done.returncode == 0, said
+    for words in ("as expected", "Accepted run", "Sites that have the model: north, south, west"):
+        assert words in said
+    assert len((tmp_path / "north-labels.csv").read_text().splitlines()) == 3001
+    (model,) = (tmp_path / "server" / "runs").glob("*/model.npz")
+    centres = ClusterModel.read(model).cluster_centers
+    true = np.array([[25, 110, 60], [50, 150, 90], [75, 130, 70]])
+    nearest = np.linalg.norm(true[:, None] - centres[None], axis=2).min(axis=1)
+    assert nearest.max() < 5
