@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test e2e lint bench bench-scaling bench-scale accuracy clean
+.PHONY: demo test test-torch e2e lint bench bench-scaling bench-scale accuracy clean
 
 .venv/demo: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -19,6 +19,13 @@ demo: .venv/demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2
+
+.venv/gpu: pyproject.toml .venv/dev
+	$(BIN)/python -m pip install --quiet --editable '.[gpu]' triton
+	touch $@
+
+test-torch: .venv/gpu
+	$(BIN)/python -m pytest tests/test_torch.py tests/test_restarts.py
 
 e2e: .venv/dev
 	$(BIN)/python -m pytest -m e2e tests/e2e

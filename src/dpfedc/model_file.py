@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from array_api_compat import array_namespace, is_numpy_array
+from array_api_compat import device as device_of
 
 from dpfedc.errors import DataUnavailable, InvalidInput
 from dpfedc.kernels import Array
+from dpfedc.kernels.devices import moved
+from dpfedc.kernels.host import as_numpy
 from dpfedc.kernels.lloyd import squared_distances
 from dpfedc.kernels.standardized import CHUNK, Standardized
 from dpfedc.methods.centres import membership_matrix
@@ -21,6 +25,8 @@ from dpfedc.settings import Penalty, require_integer, require_number
 Float = npt.NDArray[Any]
 
 FORMAT = "dpfedc-model-1"
+DEVICE_CHUNK = 2**26
+"""Numbers of X that are assigned at a time on Torch's device."""
 
 
 @dataclass(frozen=True)
@@ -64,35 +70,36 @@ class ClusterModel:
         centres = np.asarray(self.center + (self.scale or 1.0) * self.centres)
         return np.maximum(centres, 0) if self.nonnegative else centres
 
-    def memberships(self, X: Array) -> Float:
+    def memberships(self, X: Array, *, device: str | None = None) -> Float:
         """Return one row per record: how much it belongs to each cluster; the largest decides.
 
         By membership: the factorisation's h. By nearest centre: weights in inverse proportion to
-        the squared distances, summing to one.
+        the squared distances, summing to one. X may be on Torch's device, or be moved to `device`
+        a chunk at a time; what is returned is in main memory.
         """
-        parts = [self._memberships(X[i : i + CHUNK]) for i in range(0, len(X), CHUNK)]
-        return np.concatenate(parts)
+        return np.concatenate([as_numpy(self._memberships(x)) for x in _chunks(X, device)])
 
-    def labels(self, X: Array) -> npt.NDArray[np.int32]:
+    def labels(self, X: Array, *, device: str | None = None) -> npt.NDArray[np.int32]:
         """Return the cluster of each record."""
         parts = [
-            np.argmax(self._memberships(X[i : i + CHUNK]), axis=1) for i in range(0, len(X), CHUNK)
+            as_numpy(array_namespace(x).argmax(self._memberships(x), axis=1))
+            for x in _chunks(X, device)
         ]
         return np.concatenate(parts).astype(np.int32)
 
-    def _memberships(self, X: Array) -> Float:
-        dtype = X.dtype
-        scale = None if self.scale is None else np.asarray(self.scale, dtype)
-        center = self.center.astype(dtype)
+    def _memberships(self, X: Array) -> Array:
+        xp, like = array_namespace(X), {"dtype": X.dtype, "device": device_of(X)}
+        scale = None if self.scale is None else xp.asarray(self.scale, **like)
+        center = xp.asarray(self.center, **like)
         if self.by_membership or self.centres is None:
             view = Standardized.of(X, center=center, scale=scale, constant=self.constant)
-            W = self.directions.astype(dtype)
-            return np.asarray(membership_matrix(view, W, penalty=self.penalty, steps=self.steps))
-        centres = self.centres.astype(dtype)
+            W = xp.asarray(self.directions, **like)
+            return membership_matrix(view, W, penalty=self.penalty, steps=self.steps)
+        centres = xp.asarray(self.centres, **like)
         view = Standardized.of(X, center=center, scale=scale)
         distances = squared_distances(view.products(centres), view.squared_norms, centres)
-        closeness = 1 / np.maximum(distances, np.finfo(dtype).eps ** 2)
-        return np.asarray(closeness / closeness.sum(axis=1, keepdims=True))
+        closeness = 1 / xp.clip(distances, min=float(xp.finfo(X.dtype).eps) ** 2)
+        return closeness / xp.sum(closeness, axis=1, keepdims=True)
 
     def write(self, path: Path) -> None:
         """Write the model as an .npz file of plain arrays; nothing in it can run."""
@@ -136,3 +143,13 @@ class ClusterModel:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidInput(f"{path} is not a model file written by dpfedc: {error}") from error
+
+
+def _chunks(X: Array, device: str | None) -> Iterator[Array]:
+    """Yield some records at a time, moved to Torch's device if one is named."""
+    chunk = CHUNK
+    if device is not None or not is_numpy_array(X):
+        chunk = max(DEVICE_CHUNK // X.shape[1], 1)
+    for start in range(0, X.shape[0], chunk):
+        part = X[start : start + chunk]
+        yield part if device is None else moved(part, device)

@@ -62,6 +62,14 @@ def fit(
             "Do not measure the exact progress of each round for the report. Saves time.",
         ),
     ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Compute with Torch on this device: cpu, cuda or cuda:1. Needs the extra gpu.",
+            show_default="NumPy",
+        ),
+    ] = None,
     site_column: SiteColumn = None,
     label_column: LabelColumn = None,
     drop: Drop = None,
@@ -220,6 +228,7 @@ def fit(
         diagnostics=not no_diagnostics,
         nonnegative=nonnegative,
         gradient_bound=gradient_bound,
+        device=device,
     )
     content = report_content(outcome, title=f"Clusters in {records.name}", how_made=ctx.obj)
     page = write_results(output, outcome, content)

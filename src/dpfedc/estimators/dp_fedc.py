@@ -132,6 +132,13 @@ class DPFedC(FederatedClusterer):
         1 / (1 - momentum) rounds. By default 0.5 if only some sites take part in a round.
     gradient_bound : float or None, default=None
         The bound G on a mini-batch gradient (published variant); needed when epsilon is set.
+    n_restarts : int, default=1
+        Random starts of the factorisation, run together as one batch; the one with the least
+        objective is kept. More than one needs epsilon=None: every start would be charged, and the
+        choice among them would be a release of its own.
+    device : str or None, default=None
+        None computes with NumPy. "cpu", "cuda" or "cuda:1" moves the records to that device once
+        and computes there with Torch (extra `gpu`); what is fitted is in NumPy arrays again.
     on_round : callable or None, default=None
         Called after every round with its RoundRecord and the number of rounds of the whole run.
 
@@ -197,6 +204,8 @@ class DPFedC(FederatedClusterer):
         step: float | str = "auto",
         momentum: float | str = "auto",
         gradient_bound: float | None = None,
+        n_restarts: int = 1,
+        device: str | None = None,
         on_round: OnRound | None = None,
     ) -> None:
         self.n_clusters = n_clusters
@@ -229,6 +238,8 @@ class DPFedC(FederatedClusterer):
         self.step = step
         self.momentum = momentum
         self.gradient_bound = gradient_bound
+        self.n_restarts = n_restarts
+        self.device = device
         self.on_round = on_round
 
     def _plan(self, sites: Sites) -> RunPlan:

@@ -24,13 +24,14 @@ from dpfedc import __version__
 from dpfedc.errors import InvalidInput
 from dpfedc.evaluation.metrics import clustering_accuracy
 from dpfedc.federation.in_process import Diagnose, Sites, run
+from dpfedc.kernels.devices import torch_device
 from dpfedc.methods.protocol import SiteBatch, Stage, State
 from dpfedc.model_file import ClusterModel
 from dpfedc.planning.choices import nearest_model, plain
 from dpfedc.planning.facts import RunPlan
 from dpfedc.privacy.accountant import guarantee
 from dpfedc.privacy.mechanism import Gate
-from dpfedc.privacy.noise import SIMULATED, SimulatedNoise
+from dpfedc.privacy.noise import SIMULATED, SimulatedNoise, TorchNoise
 from dpfedc.randomness import Randomness
 from dpfedc.records import RoundRecord, RunRecord
 from dpfedc.settings import PrivacyTarget
@@ -55,6 +56,8 @@ class FederatedClusterer(
     random_state: Any
     diagnostics: bool
     on_round: OnRound | None
+    device: str | None = None
+    """Torch's device for the records and all that is computed from them; None for NumPy."""
 
     @abstractmethod
     def _plan(self, sites: Sites) -> RunPlan:
@@ -74,10 +77,16 @@ class FederatedClusterer(
         `y` is used for the accuracy in `history_` when diagnostics are on, and for nothing else.
         """
         X = validate_data(self, X, dtype=[np.float64, np.float32], order="C", ensure_min_samples=1)
+        place = None if self.device is None else torch_device(self.device)
         federation = Sites.of(X, sites)
         plan = self._plan(federation)
+        if self.device is not None:
+            federation = federation.moved(self.device)
         randomness = Randomness(int(check_random_state(self.random_state).randint(2**31 - 1)))
-        noise = None if self.epsilon is None else SimulatedNoise(randomness)
+        noise = None
+        if self.epsilon is not None:
+            noise = SimulatedNoise(randomness)
+            noise = noise if place is None else TorchNoise(randomness, device=place)
         rounds: list[RoundRecord] = []
 
         def record(entry: RoundRecord) -> None:
@@ -103,7 +112,7 @@ class FederatedClusterer(
             plan, state, {**about, "stamps": list(stamps), "privacy": promise}
         )
         self.cluster_centers_ = self.model_.cluster_centers
-        self.labels_ = self.model_.labels(X)
+        self.labels_ = self._labels(X, federation)
         self.n_iter_ = len(rounds)
         self._n_features_out = self.n_clusters
         self.history_ = RunRecord(
@@ -122,18 +131,26 @@ class FederatedClusterer(
     def predict(self, X: Any) -> npt.NDArray[np.int32]:
         """Return the cluster of each record."""
         check_is_fitted(self)
-        return self.model_.labels(self._checked(X))
+        return self.model_.labels(self._checked(X), device=self.device)
 
     def transform(self, X: Any) -> npt.NDArray[Any]:
         """Return how much each record belongs to each cluster; the largest entry is `predict`'s."""
         check_is_fitted(self)
-        return self.model_.memberships(self._checked(X))
+        return self.model_.memberships(self._checked(X), device=self.device)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Return minus the k-means cost: the sum of squared distances to the nearest centre."""
         check_is_fitted(self)
         _, distances = pairwise_distances_argmin_min(self._checked(X), self.cluster_centers_)
         return -float((distances**2).sum())
+
+    def _labels(self, X: npt.NDArray[Any], sites: Sites) -> npt.NDArray[np.int32]:
+        """Return the clusters of the records of `fit`, from where they lie."""
+        if self.device is None or sites.row_order is None:
+            return self.model_.labels(X if self.device is None else sites.X)
+        labels = np.empty(len(X), dtype=np.int32)
+        labels[sites.row_order] = self.model_.labels(sites.X)
+        return labels
 
     def _checked(self, X: Any) -> npt.NDArray[Any]:
         X = validate_data(self, X, dtype=[np.float64, np.float32], order="C", reset=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from dpfedc.errors import DPFedCError, InvalidInput
 from dpfedc.kernels import Array
+from dpfedc.kernels.devices import moved, on_accelerator
 from dpfedc.kernels.rows import in_runs
 from dpfedc.methods.protocol import Method, Public, SiteBatch, Stage, State
 from dpfedc.privacy.mechanism import Gate, Part, SiteUploads
@@ -23,8 +24,10 @@ from dpfedc.randomness import Randomness
 from dpfedc.records import RoundRecord
 
 RELEASE_FIELDS = ("noise_multiplier", "sampling_probability", "sensitivity", "noise_std")
-PART_RECORDS = 2**17
+PART_RECORDS = 2**15
 """Records worked on at a time, so that what a round needs does not grow with the data."""
+DEVICE_PART_RECORDS = 2**25
+"""The same on an accelerator, which needs many at a time to be busy."""
 OnRound = Callable[[RoundRecord], None]
 Diagnose = Callable[[Stage, SiteBatch, State], Mapping[str, float]]
 
@@ -109,14 +112,24 @@ class Sites:
             memory={name: xp.take(rest, rows, axis=0) for name, rest in memory.items()},
         )
 
+    def moved(self, name: str) -> Sites:
+        """Return the same sites with their records on Torch's device of that name."""
+        return replace(self, X=moved(self.X, name))
+
     def n_records(self, sites: npt.NDArray[np.int64]) -> int:
         """Return how many records these sites have together."""
         return int((self.offsets[sites + 1] - self.offsets[sites]).sum())
 
-    def split(self, sites: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-        """Return the sites in groups whose records fit into PART_RECORDS; a large site is alone."""
+    def split(
+        self, sites: npt.NDArray[np.int64], *, weight: int = 1
+    ) -> list[npt.NDArray[np.int64]]:
+        """Return the sites in groups whose records fit into one part; a large site is alone.
+
+        A record counts as `weight` of them.
+        """
+        most = DEVICE_PART_RECORDS if on_accelerator(self.X) else PART_RECORDS
         before = np.cumsum(self.offsets[sites + 1] - self.offsets[sites])
-        group = (before - 1) // PART_RECORDS
+        group = (before - 1) // max(most // weight, 1)
         return np.split(sites, np.flatnonzero(np.diff(group)) + 1)
 
     def remember(self, batch: SiteBatch, memory: dict[str, Array]) -> None:
@@ -160,15 +173,19 @@ def run(
     Products here are tall and thin, for which a second BLAS thread costs more than it gives.
     """
     state = state or {}
+    memory: dict[str, Array] = {}
     with threadpool_limits(limits=1, user_api="blas"):
         for stage in stages:
-            state = _run_stage(stage, state, sites, gate, randomness, on_round, diagnose)
+            state = stage.method.start(state, sites.public, randomness)
+            memory = _prepared(stage.method, sites, state, randomness, memory)
+            state = _run_stage(stage, state, memory, sites, gate, randomness, on_round, diagnose)
     return state
 
 
 def _run_stage(
     stage: Stage,
     state: State,
+    memory: dict[str, Array],
     sites: Sites,
     gate: Gate,
     randomness: Randomness,
@@ -176,8 +193,6 @@ def _run_stage(
     diagnose: Diagnose | None,
 ) -> State:
     method, everyone = stage.method, np.arange(sites.n_sites)
-    state = method.start(state, sites.public, randomness)
-    memory = _prepared(method, sites, state, randomness)
     rounds = schedule(
         sites.n_sites,
         stage.sites_per_round or sites.n_sites,
@@ -233,7 +248,7 @@ def _parts(
     randomness: Randomness,
 ) -> Iterator[Part]:
     """Yield what a few of the round's sites at a time contribute."""
-    for few in sites.split(cohort):
+    for few in sites.split(cohort, weight=method.weight):
         batch = sites.batch(few, memory, in_place=True)
         dealing = gate.deal(batch, stage=method.name, t=t, n_parts=method.n_parts(t))
         contribution = method.local(batch, state, t, dealing, randomness)
@@ -243,12 +258,17 @@ def _parts(
 
 
 def _prepared(
-    method: Method, sites: Sites, state: State, randomness: Randomness
+    method: Method,
+    sites: Sites,
+    state: State,
+    randomness: Randomness,
+    memory: Mapping[str, Array],
 ) -> dict[str, Array]:
-    """Return what all records keep at their sites during the stage."""
+    """Return what all records keep at their sites; `memory` is what the last stage left there."""
     everyone = np.arange(sites.n_sites)
     if not method.sums_records:
         return method.prepare(sites.batch(everyone, {}), state, randomness)
-    parts = [method.prepare(sites.batch(f, {}), state, randomness) for f in sites.split(everyone)]
+    groups = sites.split(everyone, weight=method.weight)
+    parts = [method.prepare(sites.batch(few, memory), state, randomness) for few in groups]
     xp = array_namespace(sites.X)
     return {name: xp.concat([part[name] for part in parts]) for name in parts[0]}

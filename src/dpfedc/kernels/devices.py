@@ -46,6 +46,20 @@ def moved(X: npt.NDArray[Any], name: str) -> Array:
     return torch.asarray(X, device=where)
 
 
+def fused_kernels(X: Array) -> Any:
+    """Return the module of fused kernels, or None where they cannot run on X.
+
+    They need CUDA, and Triton, which comes with Torch's CUDA builds.
+    """
+    if not is_torch_array(X) or device(X).type != "cuda":
+        return None
+    try:
+        from dpfedc.kernels import fused
+    except ImportError:
+        return None
+    return fused
+
+
 def on_accelerator(x: Array) -> bool:
     """Return whether the array is a tensor that is not in main memory."""
     return is_torch_array(x) and device(x).type != "cpu"

@@ -23,6 +23,9 @@ from dpfedc.kernels.host import on_host
 
 Float = npt.NDArray[Any]
 
+SLACK = 8
+"""Units of rounding, in proportion to the squared reach, that `residual_norms` adds."""
+
 
 def record_losses(X: Array, W: Array, H: Array, *, rho: float, mu_h: float) -> Array:
     """Return each record's part of F (all but the mu_w term), formed from the residual itself."""
@@ -118,7 +121,7 @@ def residual_norms(squared_norms: Array, A: Array, H: Array, gram: Array) -> Arr
     # |W'h|^2 - 2 x.W'h in one sum over the clusters.
     change = xp.vecdot(H @ gram - 2 * A, H)
     reach = xp.sqrt(squared_norms) + H @ xp.sqrt(xp.linalg.diagonal(gram))
-    slack = 8 * xp.finfo(A.dtype).eps * reach**2
+    slack = SLACK * xp.finfo(A.dtype).eps * reach**2
     return xp.sqrt(xp.clip(squared_norms + change, min=0) + slack)
 
 

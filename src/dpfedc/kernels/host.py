@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import is_cupy_array, is_torch_array, to_device
+from array_api_compat import is_cupy_array, is_torch_array
 
 from dpfedc.kernels import Array
 from dpfedc.kernels.devices import on_accelerator
@@ -17,18 +17,15 @@ _brought: dict[int, tuple[weakref.ref[Any], int, npt.NDArray[Any]]] = {}
 
 def as_numpy(x: Array) -> npt.NDArray[Any]:
     """Return x in main memory, in its own precision; a copy only if it was elsewhere."""
-    if is_torch_array(x) or is_cupy_array(x):
-        return np.asarray(to_device(x, "cpu"))
-    return np.asarray(x)
+    if is_torch_array(x):
+        return np.asarray(x.cpu().numpy())
+    return np.asarray(x.get() if is_cupy_array(x) else x)
 
 
 def on_host(x: Array) -> npt.NDArray[Any]:
     """Return a float64 copy of x in main memory: for the server's arithmetic on small arrays."""
-    if isinstance(x, np.ndarray | np.generic):
-        return np.array(x, dtype=np.float64)
-    if is_torch_array(x) or is_cupy_array(x):
-        # Memory of a GPU cannot be handed over as it is.
-        return np.array(to_device(x, "cpu"), dtype=np.float64)
+    if isinstance(x, np.ndarray | np.generic) or is_torch_array(x) or is_cupy_array(x):
+        return np.array(as_numpy(x), dtype=np.float64)
     return np.array(np.from_dlpack(x), dtype=np.float64)
 
 
@@ -40,9 +37,9 @@ def on_host_once(x: Array) -> npt.NDArray[Any]:
     """
     if not on_accelerator(x):
         return on_host(x)
-    key = id(x)
+    key, version = id(x), x._version
     known = _brought.get(key)
-    if known is None or known[0]() is not x or known[1] != x._version:
-        forget = weakref.ref(x, lambda _: _brought.pop(key, None))
-        known = _brought[key] = (forget, x._version, on_host(x))
+    if known is None or known[0]() is not x or known[1] != version:
+        whose = weakref.ref(x, lambda _: _brought.pop(key, None))
+        known = _brought[key] = (whose, version, on_host(x))
     return known[2]

@@ -141,8 +141,11 @@ class Centres(Method):
     def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
         """Return the standardised view's numbers, those of the plain view beside them."""
         memory = standardized_memory(batch, state, self.constant)
-        plain = Standardized.of(batch.X, center=state["center"], scale=state.get("scale"))
-        return {**memory, "plain_squares": plain.squared_norms}
+        squares = memory["squared_norms"]
+        if "basis" in state or self.constant:
+            plain = Standardized.of(batch.X, center=state["center"], scale=state.get("scale"))
+            squares = plain.squared_norms
+        return {**memory, "plain_squares": squares}
 
     def local(
         self, batch: SiteBatch, state: State, t: int, dealing: Dealing, randomness: Randomness

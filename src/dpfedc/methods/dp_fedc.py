@@ -23,9 +23,11 @@ import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
 from dpfedc.kernels import Array
+from dpfedc.kernels.devices import fused_kernels
 from dpfedc.kernels.factorization import (
     membership_curvature,
     membership_penalties,
+    membership_step_size,
     membership_steps,
     residual_norms,
     unit_rows,
@@ -42,7 +44,7 @@ from dpfedc.methods.preprocessing import (
     with_place_and_scale,
 )
 from dpfedc.methods.protocol import Method, Public, SiteBatch, State, broadcast
-from dpfedc.privacy.mechanism import Contribution, RecordSum, Released, SiteValues
+from dpfedc.privacy.mechanism import ClippedSum, Contribution, RecordSum, Released, SiteValues
 from dpfedc.privacy.sampling import Dealing
 from dpfedc.randomness import Randomness
 from dpfedc.settings import Penalty
@@ -75,6 +77,8 @@ class Factorization(Method):
     constant: float = 0.0
     clamp: bool = False
     init: npt.NDArray[np.float64] | None = None
+    start_number: int = 0
+    """Which of the seed's random starts it is."""
     name: str = "factorisation"
     sums_records = True
 
@@ -84,7 +88,7 @@ class Factorization(Method):
         width = public.n_features + (self.constant != 0)
         if "basis" in state:
             width = int(state["basis"].shape[0])
-        rng = randomness.generator("start")
+        rng = randomness.generator("start", site=self.start_number)
         W = public.asarray(rng.standard_normal((self.n_clusters, width)))
         if self.init is not None:
             xp = array_namespace(W)
@@ -105,6 +109,8 @@ class Factorization(Method):
         view = standardized_view(batch, state, self.constant)
         W = broadcast(state, "W", most=W_MAX)
         xp = array_namespace(W)
+        if dealing.n_parts == 1 and self._is_fused(view):
+            return self._clipped_sum(view, W, t)
         A, H = self._memberships(view, W, self.orthogonality(t))
         # A record whose numbers overflow is null: weight 0, and nothing that 0 would not cancel.
         finite = xp.isfinite(xp.sum(H, axis=1, keepdims=True))
@@ -220,6 +226,36 @@ class Factorization(Method):
 
         sensitivity = self.clip_norm * parts / self.step_constant
         return SiteValues(by_size(changes, H, batch.offsets), sensitivity)
+
+    def _is_fused(self, view: Standardized) -> bool:
+        """Return whether one kernel does the round: only for the plain view of many records."""
+        kernels = fused_kernels(view.X)
+        if kernels is None or self.constant or view.basis is not None:
+            return False
+        steps, bound = self.membership_steps, self.clip_norm
+        return bool(kernels.fits(view.X, self.n_clusters, steps=steps, bound=bound))
+
+    def _clipped_sum(self, view: Standardized, W: Array, t: int) -> ClippedSum:
+        """Return the sum of the records' gradients from one pass over the records."""
+        mu_h = self.penalty.membership_ridge
+        M = membership_curvature(W, rho=self.orthogonality(t), mu_h=mu_h)
+        gamma = membership_step_size(M)
+
+        def clipped(bound: float, keep: Array | None) -> Array:
+            return fused_kernels(view.X).clipped_gradients(
+                view.X,
+                center=view.center,
+                factors=view.factors,
+                squared_norms=view.squared_norms,
+                W=W,
+                curvature=M,
+                gamma=gamma,
+                steps=self.membership_steps,
+                bound=bound,
+                keep=keep,
+            )
+
+        return ClippedSum(self.clip_norm, clipped, W)
 
     def _memberships(self, view: Standardized, W: Array, rho: float) -> tuple[Array, Array]:
         A = view.products(W)

@@ -11,7 +11,7 @@ from array_api_compat import array_namespace, device
 
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
-from dpfedc.kernels.host import on_host
+from dpfedc.kernels.host import on_host, on_host_once
 from dpfedc.kernels.lloyd import one_hot
 from dpfedc.kernels.standardized import Standardized, centered_norms
 from dpfedc.methods.protocol import Method, Public, SiteBatch, State, broadcast
@@ -25,16 +25,24 @@ N_BINS = 2 * OCTAVES * BINS_PER_OCTAVE
 """Norms from 2^-40 to 2^40 are told apart; shorter and longer ones fall into the end bins."""
 
 
-def fingerprint(state: State) -> int:
-    """Return a number that stands for what standardising depends on: centre, scale and basis."""
+def fingerprint(state: State, constant: float) -> int:
+    """Return a number that stands for what standardising depends on."""
     names = [name for name in ("center", "scale", "basis") if name in state]
-    content = b"".join(name.encode() + on_host(state[name]).tobytes() for name in names)
+    content = b"".join(name.encode() + on_host_once(state[name]).tobytes() for name in names)
+    content += float(constant).hex().encode()
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def standardized_memory(batch: SiteBatch, state: State, constant: float) -> dict[str, Array]:
-    """Return the per-record numbers of the standardised view, so that no round computes them."""
+    """Return the per-record numbers of the standardised view, so that no round computes them.
+
+    What an earlier stage left, made from the same numbers, is used again.
+    """
+    xp, on = array_namespace(batch.X), device(batch.X)
+    number, memory = fingerprint(state, constant), batch.memory
+    if "made_for" in memory and bool(xp.all(memory["made_for"] == number)):
+        return {name: memory[name] for name in ("factors", "squared_norms", "made_for")}
     view = Standardized.of(
         batch.X,
         center=broadcast(state, "center"),
@@ -42,8 +50,7 @@ def standardized_memory(batch: SiteBatch, state: State, constant: float) -> dict
         constant=constant,
         basis=broadcast(state, "basis") if "basis" in state else None,
     )
-    xp, on = array_namespace(batch.X), device(batch.X)
-    made_for = xp.full(batch.n_records, fingerprint(state), dtype=xp.int64, device=on)
+    made_for = xp.full(batch.n_records, number, dtype=xp.int64, device=on)
     return {"factors": view.factors, "squared_norms": view.squared_norms, "made_for": made_for}
 
 
@@ -55,7 +62,7 @@ def standardized_view(batch: SiteBatch, state: State, constant: float) -> Standa
     """
     memory = batch.memory
     xp = array_namespace(memory["made_for"])
-    if not bool(xp.all(memory["made_for"] == fingerprint(state))):
+    if not bool(xp.all(memory["made_for"] == fingerprint(state, constant))):
         raise InvalidInput("centre, scale and basis must be those that the stage began with")
     return Standardized(
         batch.X,

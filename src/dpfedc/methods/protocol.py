@@ -12,6 +12,8 @@ from array_api_compat import array_namespace
 
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
+from dpfedc.kernels.devices import on_accelerator
+from dpfedc.kernels.host import on_host
 from dpfedc.privacy.mechanism import Contribution, Released
 from dpfedc.privacy.sampling import Dealing
 from dpfedc.randomness import Randomness
@@ -28,12 +30,14 @@ def broadcast(state: State, name: str, *, above: float | None = None, most: floa
     entry (0: any finite size).
     """
     values = state[name]
-    xp = array_namespace(values)
-    good = xp.isfinite(values)
+    # One small copy costs an accelerator less than the same checks there.
+    looked_at = on_host(values) if on_accelerator(values) else values
+    xp = array_namespace(looked_at)
+    good = xp.isfinite(looked_at)
     if above is not None:
-        good = good & (values > above)
+        good = good & (looked_at > above)
     if most:
-        good = good & (xp.abs(values) <= most)
+        good = good & (xp.abs(looked_at) <= most)
     if not bool(xp.all(good)):
         low = "" if above is None else f" and > {above}"
         high = f" and at most {most} in size" if most else ""
@@ -83,12 +87,14 @@ class Method(Protocol):
     A method with `listens` set also works, without releasing anything, at the sites that do not
     take part in a round. One with `sums_records` set contributes sums over records and reads them
     through the standardised view alone, so a round may be worked through in parts and in place.
+    `weight` says how many times as much memory as usual it needs for a record.
     """
 
     name: str
     n_rounds: int
     listens: bool = False
     sums_records: bool = False
+    weight: int = 1
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         """Return the state before round 1; sees no data."""

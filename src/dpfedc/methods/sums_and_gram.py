@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
 from dpfedc.kernels import Array
 from dpfedc.kernels.host import on_host
@@ -77,4 +77,5 @@ class SumsAndGram(Factorization):
         inverse = vectors / np.maximum(shares, self.ridge) @ vectors.T
         W = inverse @ value[:, :-k]
         xp, like = array_namespace(released.value), released.value
-        return {**state, "W": self._feasible(xp.asarray(W, dtype=like.dtype))}
+        W = xp.asarray(W, dtype=like.dtype, device=device(like))
+        return {**state, "W": self._feasible(W)}

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfedc.errors import InvalidInput
+from dpfedc.kernels.host import as_numpy
 from dpfedc.methods.protocol import State
 from dpfedc.model_file import ClusterModel
 from dpfedc.planning.facts import Choices, Federation, RunPlan
@@ -105,6 +106,7 @@ def checked_choices(settings: Settings, facts: Federation) -> Choices:
         ("membership_steps", 1, None, ()),
         ("extra_steps", 0, None, (None,)),
         ("batch_size", 1, None, ()),
+        ("n_restarts", 1, None, ()),
     ):
         if not left_open(given[name], free):
             require_integer(name, given[name], least=least, most=most)
@@ -125,6 +127,8 @@ def checked_choices(settings: Settings, facts: Federation) -> Choices:
             "subspace must be None or 'auto' with a constant_feature, "
             f"got {given['subspace']}: the constant is no part of a subspace"
         )
+    if given["n_restarts"] > 1:
+        _check_restarts(given)
     if given["feature_ranges"] is not None:
         checked_ranges(given["feature_ranges"], facts.n_features)
     init = given["init"]
@@ -133,6 +137,19 @@ def checked_choices(settings: Settings, facts: Federation) -> Choices:
     names = [f.name for f in fields(Choices) if f.name not in ("init", "declared_bound")]
     chosen = {name: plain(given[name]) for name in names}
     return Choices(**chosen, declared_bound=declares_bound(given), init=init)
+
+
+def _check_restarts(given: Settings) -> None:
+    """Say what several starts cannot be combined with."""
+    together = {
+        "a given init": given["init"] is not None,
+        "variant='published'": given.get("variant", "normalized") != "normalized",
+        "update='sums-and-gram'": given["update"] != "gradient",
+        "extra_steps": bool(given["extra_steps"]),
+    }
+    for what, is_given in together.items():
+        if is_given:
+            raise InvalidInput(f"n_restarts must be 1 with {what}, got {given['n_restarts']}")
 
 
 def declares_bound(settings: Settings) -> bool:
@@ -216,7 +233,7 @@ def nearest_model(
     It measures from the middle of the centres: far from them, squares would lose the digits that
     tell the centres apart.
     """
-    centres = np.asarray(centres)
+    centres = as_numpy(centres)
     middle = centres.mean(axis=0)
     return ClusterModel(
         directions=centres,
@@ -243,15 +260,15 @@ def factorisation_model(
     constant = float(given["constant_feature"])
     scale = state.get("scale")
     done = "counts" in state
-    W = np.asarray(state["W"])
+    W = as_numpy(state["W"])
     if "basis" in state:
-        W = W @ np.asarray(state["basis"])
+        W = W @ as_numpy(state["basis"])
     n_features = W.shape[1] - (constant != 0 and "basis" not in state)
     return ClusterModel(
         directions=W,
-        center=np.asarray(state.get("center", np.zeros(n_features))),
+        center=as_numpy(state.get("center", np.zeros(n_features))),
         scale=None if scale is None else float(scale),
-        centres=np.asarray(state["best_centres"]) if done else None,
+        centres=as_numpy(state["best_centres"]) if done else None,
         by_membership=not (plan.refine and done),
         constant=constant,
         penalty=plan.penalty,

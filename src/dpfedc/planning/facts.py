@@ -56,6 +56,7 @@ class Choices:
     step: float | str = "auto"
     momentum: float | str = "auto"
     gradient_bound: float | None = None
+    n_restarts: int = 1
     init: npt.NDArray[np.float64] | None = None
 
 

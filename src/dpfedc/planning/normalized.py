@@ -14,10 +14,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from dpfedc.errors import InvalidInput
 from dpfedc.methods.centres import COUNT_WEIGHT, Centres, Lengths
 from dpfedc.methods.dp_fedc import Factorization
 from dpfedc.methods.preprocessing import N_BINS, Bound, Mean, Scale, Subspace
 from dpfedc.methods.protocol import Method, Stage
+from dpfedc.methods.restarts import Choice, Restarts
 from dpfedc.methods.sums_and_gram import SumsAndGram
 from dpfedc.planning.facts import NO_NOISE, Choices, Federation, RunPlan
 from dpfedc.privacy.accountant import gaussian_mu
@@ -94,10 +96,8 @@ def normalized_plan(
         stages.append(Stage(Scale(factor=LINE_SCALE_FACTOR) if on_line else Scale()))
     if dimensions:
         stages.append(Stage(Subspace(dimensions)))
-    stages += [
-        Stage(factorization, per_round),
-        Stage(_last_method(choices, factorization, n_refine, private=target is not None)),
-    ]
+    stages += _search(choices, factorization, per_round, private=target is not None)
+    stages.append(Stage(_last_method(choices, factorization, n_refine, private=target is not None)))
     if target is None:
         return RunPlan(tuple(stages), factorization.penalty, n_refine > 0, (NO_NOISE,))
     if privacy is None:
@@ -197,6 +197,22 @@ def _subspace(choices: Choices, facts: Federation, kappa: float, n_refine: int) 
         return int(choices.subspace)
     wanted = kappa > SWAMPED and facts.n_features > 2 * SUBSPACE_DIMENSIONS and not n_refine
     return SUBSPACE_DIMENSIONS if wanted else 0
+
+
+def _search(
+    choices: Choices, factorization: Factorization, per_round: int, *, private: bool
+) -> list[Stage]:
+    """Return the factorisation, from one start or from several with a choice among them."""
+    r = choices.n_restarts
+    if r == 1:
+        return [Stage(factorization, per_round)]
+    if private:
+        raise InvalidInput(
+            f"n_restarts must be 1 unless epsilon is None, got {r}: every start would be charged "
+            "for its own releases, and the choice among them for one more"
+        )
+    restarts = Restarts(factorization, r)
+    return [Stage(restarts, per_round), Stage(Choice(restarts))]
 
 
 def _last_method(

@@ -27,6 +27,7 @@ STAGE_PURPOSES = {
     "scale": "how far records are from that middle",
     "subspace": "the few directions in which records differ most",
     "factorisation": "the search for the clusters",
+    "choice": "which of several starts has the least objective",
     "centres": "the centres in the units of the data",
 }
 """What each stage finds out, by its name."""

@@ -34,6 +34,9 @@ class RecordSum:
 
     `terms(rows)` returns the phi_j of consecutive rows, stacked, neither clipped nor weighted: what
     exact sums are made of.
+
+    There may be several `sums` of the same records in one: then norms and w have a row for each,
+    and the bound is that of a record in one of them.
     """
 
     norms: Array
@@ -41,6 +44,28 @@ class RecordSum:
     total: Callable[[Array], Array]
     symmetric: bool = False
     terms: Callable[[slice], Array] | None = None
+    sums: int = 1
+
+    @property
+    def sensitivity(self) -> float:
+        """Return the bound of a record in all sums together."""
+        return self.bound * math.sqrt(self.sums)
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """Unreleased: a `RecordSum` whose norms are known to the kernel alone that sums the records.
+
+    `clipped(bound, keep)` returns the sum of w_j phi_j with w = clip_weights(norms, bound, keep).
+    The gate still says which records are kept (None: all) and how long they may be, and the kernel
+    applies its rule record by record, before the sum. Nothing else comes out of it, so the bound is
+    the sensitivity for the same reason: |w_j phi_j| <= bound, and w_j = 0 where a record is null.
+    `like` is an array of the sum's library, precision and device.
+    """
+
+    bound: float
+    clipped: Callable[[float, Array | None], Array]
+    like: Array
 
     @property
     def sensitivity(self) -> float:
@@ -72,4 +97,4 @@ class SiteUploads:
     noise_std: npt.NDArray[Any] | None = None
 
 
-Contribution = RecordSum | SiteValues | SiteUploads
+Contribution = RecordSum | ClippedSum | SiteValues | SiteUploads

@@ -24,6 +24,7 @@ from dpfedc.kernels.clipping import clip_weights
 from dpfedc.kernels.host import on_host
 from dpfedc.privacy.contribution import (
     Batch,
+    ClippedSum,
     Contribution,
     RecordSum,
     SiteUploads,
@@ -42,6 +43,7 @@ from dpfedc.randomness import Randomness
 
 __all__ = [
     "Batch",
+    "ClippedSum",
     "Contribution",
     "Gate",
     "RecordSum",
@@ -54,7 +56,7 @@ __all__ = [
 ]
 
 _GATE = object()
-Part = tuple[RecordSum | SiteValues, Batch, Dealing]
+Part = tuple[RecordSum | ClippedSum | SiteValues, Batch, Dealing]
 """What some of a round's sites contribute."""
 NO_EXACT_SUM = (
     "stage {!r} must be a sum over records to have secure noise: local steps (extra_steps > 0) and "
@@ -152,7 +154,13 @@ class Gate:
             value = self._points(contribution, batch, stage, t)
             return Released(value, n_sites, expected, _GATE)
         upload = self.upload(contribution, batch, dealing, stage=stage, t=t)
-        like = contribution.norms if isinstance(contribution, RecordSum) else contribution.values
+        like: Array
+        if isinstance(contribution, RecordSum):
+            like = contribution.norms
+        elif isinstance(contribution, ClippedSum):
+            like = contribution.like
+        else:
+            like = contribution.values
 
         def asarray(sums: Any) -> Array:
             return array_namespace(like).asarray(sums, dtype=like.dtype, device=device(like))
@@ -279,10 +287,15 @@ class Gate:
         last[sites] = t
         return planned
 
-    def _sum(self, contribution: RecordSum | SiteValues, batch: Batch, dealing: Dealing) -> Array:
+    def _sum(
+        self, contribution: RecordSum | ClippedSum | SiteValues, batch: Batch, dealing: Dealing
+    ) -> Array:
         """Return the sum of what the sites contribute, clipped, without noise."""
         if isinstance(contribution, RecordSum):
             return contribution.total(self._weights(contribution, batch, dealing))
+        if isinstance(contribution, ClippedSum):
+            keep = _kept(batch, dealing, contribution.like)
+            return contribution.clipped(contribution.bound, keep)
         return array_namespace(contribution.values).sum(contribution.values, axis=0)
 
     def _with_noise(
@@ -317,11 +330,7 @@ class Gate:
         return value
 
     def _weights(self, contribution: RecordSum, batch: Batch, dealing: Dealing) -> Array:
-        xp, on = array_namespace(contribution.norms), device(contribution.norms)
-        keep = batch.present
-        if dealing.in_round is not None:
-            drawn = xp.asarray(dealing.in_round, device=on)
-            keep = drawn if keep is None else keep & drawn
+        keep = _kept(batch, dealing, contribution.norms)
         return clip_weights(contribution.norms, contribution.bound, keep)
 
     def _noisy(
@@ -344,9 +353,20 @@ class Gate:
             value = xp.triu(value) + xp.triu(value, k=1).T
             # One draw per pair. Off the diagonal a record's change counts twice in the norm, so
             # the upper triangle has sensitivity bound / sqrt(2) there.
-            upper = np.triu(noise, 1) / math.sqrt(2)
-            noise = upper + upper.T + np.diag(np.diag(noise))
+            own = array_namespace(noise)
+            upper = own.triu(noise, k=1) / math.sqrt(2)
+            diagonal = own.triu(noise) - own.triu(noise, k=1)
+            noise = upper + upper.T + diagonal
         return value + xp.asarray(noise, dtype=value.dtype, device=device(value))
+
+
+def _kept(batch: Batch, dealing: Dealing, like: Array) -> Array | None:
+    """Return which records are neither null nor left out of the round (None: all are in it)."""
+    keep = batch.present
+    if dealing.in_round is not None:
+        drawn = array_namespace(like).asarray(dealing.in_round, device=device(like))
+        keep = drawn if keep is None else keep & drawn
+    return keep
 
 
 def _require_sensitivity(stage: str, sensitivity: float, like: Array) -> None:

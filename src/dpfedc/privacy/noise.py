@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfedc.errors import MissingExtra
+from dpfedc.kernels import Array
 from dpfedc.randomness import Randomness
 
 SIMULATED = "simulated noise: not a private release"
@@ -28,7 +29,7 @@ class Noise(Protocol):
 
     def gaussian(
         self, shape: tuple[int, ...], std: float, *, stage: str, t: int, sites: npt.NDArray[Any]
-    ) -> npt.NDArray[np.float64]:
+    ) -> Array:
         """Return fresh noise of the given standard deviation for these sites' release."""
         ...
 
@@ -42,14 +43,35 @@ class SimulatedNoise:
 
     def gaussian(
         self, shape: tuple[int, ...], std: float, *, stage: str, t: int, sites: npt.NDArray[Any]
-    ) -> npt.NDArray[np.float64]:
-        """Return noise keyed by stage, round and site; many sites at once share one draw.
+    ) -> Array:
+        """Return noise keyed by stage, round and site; many sites at once share one draw."""
+        return std * self._generator(stage, t, sites).standard_normal(shape)
+
+    def _generator(self, stage: str, t: int, sites: npt.NDArray[Any]) -> np.random.Generator:
+        """Return the generator of this release.
 
         Cohorts of one round have no site in common, so no two of them share a first site.
         """
-        site = int(sites[0]) if len(sites) == 1 else COHORT - int(min(sites))
-        rng = self.randomness.generator(f"noise {stage}", site=site, t=t)
-        return std * rng.standard_normal(shape)
+        site = int(sites[0]) if len(sites) == 1 else COHORT - int(np.min(sites))
+        return self.randomness.generator(f"noise {stage}", site=site, t=t)
+
+
+@dataclass(frozen=True)
+class TorchNoise(SimulatedNoise):
+    """Simulated noise that Torch draws on its device; other numbers than NumPy's, the same law."""
+
+    device: Any = "cpu"
+
+    def gaussian(
+        self, shape: tuple[int, ...], std: float, *, stage: str, t: int, sites: npt.NDArray[Any]
+    ) -> Array:
+        """Return noise on the device, keyed by stage, round and site."""
+        import torch
+
+        key = int(self._generator(stage, t, sites).integers(2**63))
+        generator = torch.Generator(self.device).manual_seed(key)
+        on = {"dtype": torch.float64, "device": self.device}
+        return std * torch.randn(shape, generator=generator, **on)
 
 
 @dataclass(frozen=True)

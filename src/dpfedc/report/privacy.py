@@ -79,7 +79,7 @@ def _published_paragraphs(record: RunRecord, records_per_site: npt.NDArray[np.in
     """Return the paper's claim beside what the accountant gives for the very same noise."""
     settings = record.settings
     target = PrivacyTarget(settings["epsilon"], settings["delta"])
-    names = {f.name for f in fields(Choices)} - {"init"}
+    names = ({f.name for f in fields(Choices)} - {"init"}) & settings.keys()
     choices = Choices(**{name: settings[name] for name in names})
     facts = Federation(settings["n_features"], records_per_site)
     z, _ = published_noise_multipliers(choices, facts, target)
