@@ -83,11 +83,11 @@ def membership_steps(A: Array, M: Array, steps: int, H: Array | None = None) -> 
     xp = array_namespace(A, M)
     gamma = membership_step_size(M)
     shrink = xp.eye(M.shape[0], dtype=M.dtype, device=device(M)) - M / gamma
+    if is_numpy_array(A):
+        return _steps_in_place(A, shrink, 2 / gamma, steps, H)
     drive = A * (2 / gamma)
     if H is None:
         H, steps = xp.clip(drive, min=0), steps - 1
-    if is_numpy_array(H):
-        return _steps_in_place(H, drive, shrink, steps)
     for _ in range(steps):
         if is_torch_array(H):
             H = xp.addmm(drive, H, shrink).clamp_(min=0)
@@ -96,12 +96,17 @@ def membership_steps(A: Array, M: Array, steps: int, H: Array | None = None) -> 
     return H
 
 
-def _steps_in_place(H: Float, drive: Float, shrink: Float, steps: int) -> Float:
+def _steps_in_place(A: Float, shrink: Float, pull: float, steps: int, H: Float | None) -> Float:
     """Return H after the steps, from two buffers; in memory they lie as `by_columns` lays out A.
 
     The curvature is symmetric, so H M is the transpose of M H'.
     """
-    old, new, push = np.array(H.T, order="C"), np.empty(H.T.shape, H.dtype), drive.T
+    push = np.multiply(A.T, pull, order="C")
+    if H is None:
+        old, steps = np.maximum(push, 0), steps - 1
+    else:
+        old = np.array(H.T, order="C")
+    new = np.empty_like(old)
     for _ in range(steps):
         np.matmul(shrink, old, out=new)
         new += push
@@ -118,8 +123,8 @@ def residual_norms(squared_norms: Array, A: Array, H: Array, gram: Array) -> Arr
     the result is never below the true norm, which is what clipping needs.
     """
     xp = array_namespace(squared_norms, A, H, gram)
-    # |W'h|^2 - 2 x.W'h in one sum over the clusters.
-    change = xp.vecdot(H @ gram - 2 * A, H)
+    # |W'h|^2 - 2 x.W'h in one sum over the clusters; H gram is written so as to lie like A and H.
+    change = xp.sum(((gram @ H.T).T - 2 * A) * H, axis=1)
     reach = xp.sqrt(squared_norms) + H @ xp.sqrt(xp.linalg.diagonal(gram))
     slack = SLACK * xp.finfo(A.dtype).eps * reach**2
     return xp.sqrt(xp.clip(squared_norms + change, min=0) + slack)

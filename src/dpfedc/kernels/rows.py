@@ -18,7 +18,7 @@ from dpfedc.kernels import Array
 
 Int64 = npt.NDArray[np.int64]
 
-LEAST_RUN = 32
+LEAST_RUN = 128
 """Runs shorter than this on average are copied together: the loop would cost more."""
 
 

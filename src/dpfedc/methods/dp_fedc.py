@@ -117,7 +117,7 @@ class Factorization(Method):
         H = xp.where(finite, H, xp.zeros_like(H))
         if dealing.n_parts > 1:
             return self._local_changes(batch, view, W, H, dealing)
-        sizes = xp.sqrt(xp.sum(H**2, axis=1))
+        sizes = xp.sqrt(xp.sum(H * H, axis=1))
         norms = 2 * residual_norms(view.squared_norms, A, H, W @ W.T) * sizes
 
         def total(weights: Array) -> Array:
