@@ -9,7 +9,7 @@ from deployment import SIZES, MemoryTransport, agreed, by_site, records
 from dpfedc.errors import InvalidInput
 from dpfedc.federation.coordinator import Coordinator, TooFewAnswers
 from dpfedc.federation.in_process import Sites, run
-from dpfedc.federation.messages import Answer, Refusal, Request
+from dpfedc.federation.messages import Answer, Refusal, Request, packed, unpacked
 from dpfedc.federation.receipts import is_signed, new_key
 from dpfedc.methods.centres import Centres
 from dpfedc.model_file import ClusterModel
@@ -200,10 +200,22 @@ def altered(**changes):
     return fault
 
 
+def with_head(**changes):
+    """Return a fault: the answer with a head that no site writes."""
+
+    def fault(made):
+        head, arrays = unpacked(made())
+        return packed({**head, **changes}, arrays)
+
+    return fault
+
+
 @pytest.mark.parametrize(
     "fault",
     [
         b"",
+        with_head(symmetric=[[1], [1, 2]]),
+        with_head(symmetric=None),
         b"garbage",
         lambda made: made()[:-3],
         altered(t=2),

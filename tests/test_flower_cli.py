@@ -67,8 +67,12 @@ def test_from_nothing_to_labels(dpfedc, federation):
     for name in SIZES:
         assert "waits for you: dpfedc site accept" in dpfedc(f"site status {name}")
         terms = dpfedc(f"site accept {name} --yes")
-        for words in ("Promise epsilon 50", "SIMULATED", "Leaves the site 1", "Accepted run"):
+        for words in (
+            "Promise epsilon 50", "SIMULATED", "Leaves the site 1", "Accepted run",
+            "the columns age, weight, height of your records", "Spent so far: 0; after this run",
+        ):  # fmt: skip
             assert words in terms
+        assert run in terms.replace(" ", "")  # whole, on however many lines
         assert "accepted already" in dpfedc(f"site accept {name} {run[:8]}")
     said = dpfedc("run start plan.toml --server server --wait 0")
     assert "Sites online: 3 of 3. " in said

@@ -83,7 +83,7 @@ def print_paragraphs(paragraphs: Iterable[str]) -> None:
     pairs = [split_subject(text) for text in paragraphs]
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(width=max(len(subject) for subject, _ in pairs))
-    grid.add_column()
+    grid.add_column(overflow="fold")  # a long word, such as a digest, is shown whole
     for i, (subject, rest) in enumerate(pairs):
         style = "red" if subject.startswith(NOT_COVERED) else ""
         if console.width >= _WIDE:

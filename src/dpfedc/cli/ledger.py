@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dpfedc.cli.console import print_paragraphs, print_sentence, print_table
+
+if TYPE_CHECKING:
+    from dpfedc.privacy.ledger_book import Opening
 
 ledger = typer.Typer(
     name="ledger",
@@ -42,8 +45,7 @@ def show(file: _File) -> None:
             f"Holding: {opening.holding}; what is protected is one {opening.unit} "
             f"({opening.relation}).",
             f"Cap: {opening.cap_kind}, epsilon {opening.cap['epsilon']:g} at delta "
-            f"{opening.cap['delta']:g}, for the lifetime of the holding. Sums over sites must be "
-            f"safe with {opening.least_colluding_sites:,} or more of them colluding.",
+            f"{opening.cap['delta']:g}, for the lifetime of the holding.{_sums(opening)}",
             f"Spent so far: epsilon {rounded_up(totals.epsilon, 4)}; "
             f"{rounded_up(totals.epsilon_if_others_collude, 4)} if all others collude. For "
             "information: what is promised is the cap.",
@@ -64,11 +66,12 @@ def show(file: _File) -> None:
                     )
                 ),
             )
-            for name in totals.limits
+            for name, limit in totals.limits.items()
+            if limit or totals.spent[name]
         ],
     )
     if totals.stages:
-        head_row = ("run", "trust", "stage", "charged", "planned", "answered", "last round")
+        head_row = ("run", "trust", "stage", "charged", "planned", "answered", "last")
         rows = []
         for stage in totals.stages:
             # Nothing at a site shows the noise that a server says it adds.
@@ -86,6 +89,14 @@ def show(file: _File) -> None:
             )
         print_table(head_row, rows)
     print_sentence(f"{head.n_rows:,} rows; the last hash is {head.digest}", style="dim")
+
+
+def _sums(opening: Opening) -> str:
+    """Return what is asked of sums over sites, if anything is."""
+    least = opening.least_colluding_sites
+    if not least:
+        return ""
+    return f" Sums over sites must be safe with {least:,} or more of them colluding."
 
 
 @ledger.command()

@@ -110,6 +110,7 @@ def accept(
     from dpfedc.federation.flower.site_folder import SiteFolder
     from dpfedc.federation.terms import terms
     from dpfedc.privacy.ledger import Ledger
+    from dpfedc.privacy.statement import rounded_up
 
     opened = SiteFolder.open(folder)
     digest = opened.resolve(run)
@@ -120,8 +121,15 @@ def accept(
         return
     with Ledger.open(opened.ledger) as ledger:
         # Says now, and here, what would otherwise keep the site from answering later.
-        require_affordable(agreement, ledger)
+        afterwards = require_affordable(agreement, ledger)
         site_node(opened, digest, ledger, allow_simulated=True)
+        cap, spent = ledger.opening.cap, ledger.totals().epsilon
+    print_paragraphs(
+        [
+            f"Lifetime cap: epsilon {cap['epsilon']:g} at delta {cap['delta']:g}. Spent so far: "
+            f"{rounded_up(spent, 4)}; after this run: at most {rounded_up(afterwards, 4)}."
+        ]
+    )
     if not yes and not _confirmed("Accept this run?"):
         print_sentence("Not accepted.")
         raise typer.Exit(1)

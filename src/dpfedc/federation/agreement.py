@@ -53,6 +53,8 @@ the search for it goes in steps."""
 MOST_RECORDS = LARGEST_SUM // SENSITIVITY - 1
 """Of all sites together: exact sums over more could wrap around."""
 MOST_SECONDS = 7 * 24 * 3600
+LEAST_DELTA = 1e-12
+"""With a smaller one the accountant takes minutes, in which a site can do nothing else."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Site:
 
     def __post_init__(self) -> None:
         require_name("a site's name", self.name)
-        require_integer("n_records", self.n_records, least=1)
+        require_integer("n_records", self.n_records, least=1, most=MOST_RECORDS)
         if self.key is not None:
             require_name("a site's key", self.key)
 
@@ -115,6 +117,8 @@ class Agreement:
             raise InvalidInput(f"settings must be plain finite values: {error}") from error
         object.__setattr__(self, "settings", settings)
         Schema(self.features)
+        for feature in self.features:
+            require_name("a feature's name", feature)
         names = [site.name for site in self.sites]
         if not names or len(set(names)) != len(names):
             raise InvalidInput(f"sites must have names of their own, got {', '.join(names)}")
@@ -127,6 +131,7 @@ class Agreement:
                 "trust must be local for separate sites (each adds its own noise), "
                 f"got {self.privacy.trust}"
             )
+        require_number("delta", self.privacy.delta, least=LEAST_DELTA)
         least = min(release.sites_per_round for release in self.privacy.releases)
         require_integer("min_answers", self.min_answers, least=1, most=least)
 
@@ -149,7 +154,9 @@ class Agreement:
             content["features"] = tuple(content["features"])
             content["privacy"] = PrivacyPlan.from_json(json.dumps(content["privacy"]))
             agreement = cls(**content)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (
+            ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
+        ) as error:  # fmt: skip
             raise InvalidInput(f"not an agreement: {error}") from error
         if agreement.to_json() != text.strip():
             raise InvalidInput("an agreement must be written in its canonical form")

@@ -170,6 +170,8 @@ class Answer:
         request = require_hex("request", head["request"], 32)
         seen = checked_head(head["ledger"])
         place = (head["run"], head["site"], head["stage"], head["t"])
+        if not isinstance(head["symmetric"], bool):
+            raise InvalidInput("symmetric must be true or false, got something else")
         arrays["symmetric"] = np.asarray(head["symmetric"])
         return cls(*place, request, seen, Upload.from_arrays(arrays))
 

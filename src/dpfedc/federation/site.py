@@ -21,10 +21,12 @@ from dpfedc.federation.messages import MOST_HEAD, Answer, Request, digest
 from dpfedc.federation.receipts import is_signed
 from dpfedc.methods.protocol import SiteBatch, State
 from dpfedc.privacy.exact import Upload
-from dpfedc.privacy.ledger import Ledger
+from dpfedc.privacy.ledger import Ledger, Unusable
 from dpfedc.privacy.mechanism import Gate
 from dpfedc.privacy.noise import SecureNoise, SimulatedNoise
 from dpfedc.randomness import Randomness
+
+LEDGER_TROUBLE = "the site's ledger cannot be used now; its operator has been told"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +60,7 @@ class SiteNode:
             raise InvalidInput(
                 f"noise must be secure unless simulated noise is allowed, got {agreement.noise}"
             )
+        self._gate()  # a package that is missing must be told now, not after a charge
         number = agreement.number_of(self.site)
         expected = (agreement.sites[number].n_records, len(agreement.features))
         X = np.asarray(self.X, dtype=np.float64)
@@ -77,6 +80,12 @@ class SiteNode:
         The charge is on the disk before anything is computed, and the answer before it is sent: a
         crash in between costs a round, never a second release.
         """
+        try:
+            return self._answer(data)
+        except Unusable as error:  # its own words hold a path, which is nobody else's business
+            raise Refused(LEDGER_TROUBLE) from error
+
+    def _answer(self, data: bytes) -> bytes:
         request = Request.from_bytes(data, most=self._bytes)
         exchange = self._admitted(request)
         state = exchange.accepted(request.arrays, self.agreement.fixed)
@@ -123,8 +132,9 @@ class SiteNode:
             raise Refused("a receipt must be signed by the coordinator, got another signature")
         try:
             self.ledger.require(receipt.head)
+        except Unusable:
+            raise
         except Refused as error:
-            # The ledger's own words hold a path, which is nobody else's business.
             raise Refused(
                 "the ledger does not hold what the coordinator has seen of it; was it restored "
                 "from a backup?"

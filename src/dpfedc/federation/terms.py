@@ -16,6 +16,8 @@ NOISE_WORDS = {
     "simulated": "SIMULATED: drawn from the public seed, so that anyone can take it off again. "
     "Nothing is protected. Never use it with real records",
 }
+MOST_NAMED = 30
+"""So many columns are listed; hundreds of pixels would hide all else."""
 
 
 def terms(agreement: Agreement) -> list[str]:
@@ -30,8 +32,9 @@ def terms(agreement: Agreement) -> list[str]:
     unit = promise.unit
     paragraphs = [
         f"Run: {agreement.name}, coordinated by {agreement.coordinator}; {agreement.method} with "
-        f"{agreement.settings['n_clusters']} clusters and {len(agreement.features)} features.",
+        f"{agreement.settings['n_clusters']} clusters.",
         f"Sites: {sites}. These names and numbers are public.",
+        f"Reads: the {_columns(agreement.features)} of your records, and nothing else of them.",
         f"Protected: every single {unit} ({RELATION} neighbours: the same data with that {unit} "
         "left blank).",
         f"Promise: epsilon {number(promise.epsilon)}, delta {promise.delta:g} over the whole run, "
@@ -51,6 +54,12 @@ def terms(agreement: Agreement) -> list[str]:
     )
     paragraphs.append(f"Identity: {identity}")
     return paragraphs
+
+
+def _columns(features: tuple[str, ...]) -> str:
+    named, n_more = ", ".join(features[:MOST_NAMED]), len(features) - MOST_NAMED
+    noun = "column" if len(features) == 1 else "columns"
+    return f"{noun} {named}" + (f" and {n_more:,} more" if n_more > 0 else "")
 
 
 def _leaves(i: int, exchange: Exchange, agreement: Agreement) -> str:

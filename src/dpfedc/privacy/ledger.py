@@ -18,11 +18,20 @@ from typing import Self
 from dpfedc.errors import DPFedCError, Refused
 from dpfedc.privacy.ledger_book import Book, Opening, Row, as_content, as_row, require_text
 from dpfedc.privacy.ledger_caps import BasicCap, Cap, GaussianCap
-from dpfedc.privacy.ledger_chain import EMPTY, Chain, Damaged, Head
+from dpfedc.privacy.ledger_chain import EMPTY, Chain, Damaged, Head, Unusable
 from dpfedc.privacy.plan import PrivacyPlan
 from dpfedc.settings import require_integer, require_number
 
-__all__ = ["BasicCap", "Damaged", "GaussianCap", "Head", "Ledger", "StageCount", "Totals"]
+__all__ = [
+    "BasicCap",
+    "Damaged",
+    "GaussianCap",
+    "Head",
+    "Ledger",
+    "StageCount",
+    "Totals",
+    "Unusable",
+]
 
 
 @dataclass(frozen=True)

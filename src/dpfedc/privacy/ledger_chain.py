@@ -37,7 +37,11 @@ _SCHEMA = (
 )
 
 
-class Damaged(Refused):
+class Unusable(Refused):
+    """A ledger that cannot be read or written now. The words hold a path: not to be sent."""
+
+
+class Damaged(Unusable):
     """A ledger whose rows are not as they were written."""
 
 
@@ -182,7 +186,7 @@ class Chain:
         try:
             yield
         except sqlite3.OperationalError as error:  # locked, no space, no such table
-            raise Refused(f"the ledger {self.path} cannot be used: {error}") from error
+            raise Unusable(f"the ledger {self.path} cannot be used: {error}") from error
         except sqlite3.DatabaseError as error:
             raise Damaged(f"{self.path}: not a ledger, or damaged: {error}") from error
 

@@ -67,7 +67,7 @@ def answered(content: bytes | Mapping[str, Any]) -> bytes:
 
 def refused(reason: str) -> bytes:
     """Return a reply that is a refusal."""
-    return _REFUSAL + reason[:_MOST_REASON].encode()
+    return _REFUSAL + printable(reason)[:_MOST_REASON].encode()
 
 
 def opened(reply: bytes) -> bytes | Refusal:
@@ -75,10 +75,13 @@ def opened(reply: bytes) -> bytes | Refusal:
     if reply[:1] == _ANSWER:
         return reply[1:]
     if reply[:1] == _REFUSAL:
-        text = reply[1:].decode(errors="replace")[:_MOST_REASON]
-        # It is shown on a terminal, and a site could send what moves the cursor.
-        return Refusal("".join(c if c.isprintable() else " " for c in text))
+        return Refusal(printable(reply[1:].decode(errors="replace")[:_MOST_REASON]))
     return Refusal("it sent something that is no reply")
+
+
+def printable(text: str) -> str:
+    """Return text for a terminal or a log: others may have put into it what moves the cursor."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _words(**fields: Any) -> bytes:

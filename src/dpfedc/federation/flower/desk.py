@@ -16,12 +16,13 @@ from dpfedc.federation.flower import control
 from dpfedc.federation.flower.keys import fingerprint
 from dpfedc.federation.flower.site_folder import MODEL, SiteFolder
 from dpfedc.federation.messages import unpacked
-from dpfedc.federation.site import SiteNode
-from dpfedc.privacy.ledger import Ledger
+from dpfedc.federation.site import LEDGER_TROUBLE, SiteNode
+from dpfedc.privacy.ledger import Ledger, Unusable
 from dpfedc.privacy.ledger_caps import cap_of
 
 NOT_OURS = "the request is not one of this protocol"
 NOT_READY = "the site's records or settings are not as declared; its operator has been told"
+FAILED = "the site could not work on this request; its operator has been told"
 
 
 class Desk:
@@ -38,7 +39,7 @@ class Desk:
         self._folder = folder
         self._accept = accept
         self._allow_simulated = allow_simulated
-        self._tell = tell
+        self._to_operator = tell
         self._ledger = Ledger.open(folder.ledger)
         self._key = fingerprint((folder.path / "site.pub").read_text(encoding="utf-8"))
         self._nodes: dict[str, SiteNode] = {}
@@ -47,25 +48,38 @@ class Desk:
         """Close the ledger."""
         self._ledger.close()
 
+    def _tell(self, text: str) -> None:
+        self._to_operator(control.printable(text))
+
     def reply(self, request: bytes) -> bytes:
-        """Return the reply to a request, whatever it is."""
+        """Return the reply to a request, whatever it is: no request may end the process."""
         try:
-            if not control.is_control(request):
-                return control.answered(self._round(request))
-            try:
-                words = control.words_of(request)
-            except InvalidInput as error:
-                raise Refused(NOT_OURS) from error
-            if words.get("kind") == control.HELLO:
-                return control.answered({"records": self._folder.records})
-            if words.get("kind") == control.OFFER:
-                return control.answered({"accepted": self._offered(words)})
-            if words.get("kind") == control.RESULT:
-                return control.answered({"stored": self._result(words)})
-            raise Refused(NOT_OURS)
+            return self._reply(request)
+        except Unusable as error:
+            reason, why = LEDGER_TROUBLE, str(error)
         except Refused as error:
-            self._tell(f"refused: {error}")
-            return control.refused(str(error))
+            reason = why = str(error)
+            if error.__cause__ is not None and str(error.__cause__) != reason:
+                why = f"{reason} ({error.__cause__})"
+        except Exception as error:  # also what nobody thought of: numbers too large, a full disk
+            reason, why = FAILED, f"{FAILED} ({type(error).__name__}: {error})"
+        self._tell(f"refused: {why}")
+        return control.refused(reason)
+
+    def _reply(self, request: bytes) -> bytes:
+        if not control.is_control(request):
+            return control.answered(self._round(request))
+        try:
+            words = control.words_of(request)
+        except InvalidInput as error:
+            raise Refused(NOT_OURS) from error
+        if words.get("kind") == control.HELLO:
+            return control.answered({"records": self._folder.records})
+        if words.get("kind") == control.OFFER:
+            return control.answered({"accepted": self._offered(words)})
+        if words.get("kind") == control.RESULT:
+            return control.answered({"stored": self._result(words)})
+        raise Refused(NOT_OURS)
 
     def _round(self, request: bytes) -> bytes:
         try:
@@ -79,7 +93,6 @@ class Desk:
         try:
             node = self._node(run)
         except DPFedCError as error:
-            self._tell(f"run {run[:12]} cannot be served: {error}")
             raise Refused(NOT_READY) from error
         try:
             answer = node.answer(request)
@@ -102,7 +115,9 @@ class Desk:
         try:
             agreement = Agreement.from_json(str(words.get("agreement")))
             run = agreement.digest
-            if run not in self._folder.offered():
+            new = run not in self._folder.offered()
+            # An offer that waited is accepted by a site that was started again with --accept.
+            if new or (self._accept and not self._folder.is_accepted(run)):
                 self._check(agreement)
                 self._folder.keep(agreement)
                 self._announce(agreement)
@@ -151,9 +166,13 @@ class Desk:
         return True
 
 
-def require_affordable(agreement: Agreement, ledger: Ledger) -> None:
-    """Refuse a run that the lifetime cap would stop halfway; runs under way are not counted."""
-    opening, left = ledger.opening, ledger.totals().left
+def require_affordable(agreement: Agreement, ledger: Ledger) -> float:
+    """Refuse a run that the lifetime cap would stop halfway; runs under way are not counted.
+
+    Returns the epsilon that will have been spent, at the cap's delta, when the run is over.
+    """
+    opening, totals = ledger.opening, ledger.totals()
+    left = totals.left
     cap, plan, first = cap_of(opening.cap_kind, opening.cap), agreement.privacy, True
     total = dict.fromkeys(left, 0.0)
     for release in plan.releases:
@@ -167,6 +186,7 @@ def require_affordable(agreement: Agreement, ledger: Ledger) -> None:
                 f"the run must fit into what is left of the site's lifetime cap, {left[name]:.4g} "
                 f"of {name}, got {cost_in_all:.4g}"
             )
+    return cap.epsilon_of({name: totals.spent[name] + total[name] for name in total})
 
 
 def site_node(

@@ -6,6 +6,7 @@ code and start it; that call does not exist in this client.
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 SHORTEST_NAP_S, LONGEST_NAP_S = 0.1, 3.0
 """How long to wait before asking again: rounds follow each other quickly, runs do not."""
 PULL_TRIES = 100
+TIMEOUT_S = 30.0
+"""How long a call may take, as in Flower."""
 HEARTBEAT_S = 10.0
 """The shortest interval that Flower takes. After twice this time a silent site counts as away."""
 
@@ -39,6 +42,14 @@ class NotAdmitted(InvalidInput):
     """The server knows who calls, or does not, and will not have it; trying again is no use."""
 
 
+def tls_context(authority: bytes) -> ssl.SSLContext:
+    """Return what a site asks of the server: a certificate of this authority that names it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_verify_locations(cadata=authority.decode("ascii"))
+    return context
+
+
 class FleetClient:
     """One site's calls to one server."""
 
@@ -46,6 +57,7 @@ class FleetClient:
         self, address: str, key: EllipticCurvePrivateKey, *, authority: bytes | None
     ) -> None:
         require_flower()
+        import httpx
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
         from flwr.supernode.fleet_http_client import FleetHttpClient
         from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -60,6 +72,15 @@ class FleetClient:
                 RuntimeVersionHttpInterceptor(component_name="SuperNode"),
                 NodeAuthHttpInterceptor(key, key.public_key()),
             ],
+        )
+        # Flower's own connection goes wherever the server points it, and through any proxy that
+        # the environment names, which would take plain text off this machine.
+        self._calls._client.close()
+        self._calls._client = httpx.Client(
+            verify=True if authority is None else tls_context(authority),
+            timeout=TIMEOUT_S,
+            follow_redirects=False,
+            trust_env=authority is not None,
         )
 
     def close(self) -> None:
@@ -124,7 +145,7 @@ class FleetClient:
                     "killed a few seconds ago"
                 ) from error
             raise ConnectionLost(f"{self.address} did not take a call: {status}") from error
-        except httpx.TransportError as error:
+        except (httpx.RequestError, ValueError) as error:  # also what is no message of Flower's
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise NotAdmitted(
                     f"the certificate of {self.address} must come from the authority in ca.crt and "
@@ -152,8 +173,12 @@ class Session:
         response = self._client._call("PullMessages", PullMessagesRequest(node=self.node))
         if not response.messages_list:
             return None
-        envelope = message_from_proto(response.messages_list[0])
-        contents = self._contents(response.message_object_trees[0], envelope.metadata.run_id)
+        try:
+            envelope = message_from_proto(response.messages_list[0])
+            tree = response.message_object_trees[0]
+        except (ValueError, IndexError, AttributeError) as error:
+            raise ConnectionLost("the server sent a message that is not a request") from error
+        contents = self._contents(tree, envelope.metadata.run_id)
         message_id = envelope.metadata.message_id
         self._client._call(
             "ConfirmMessageReceived",
@@ -244,7 +269,7 @@ def attend(
     """
     pause, node_file = 1.0, folder / "node"
     while not stop.is_set():
-        last_node = int(node_file.read_text()) if node_file.exists() else 0
+        last_node = _last_node(node_file)
         try:
             with client.session(last_node) as session:
                 node_file.write_text(str(session.node.node_id))
@@ -262,3 +287,11 @@ def attend(
             tell(f"{error}; trying again in {pause:g} seconds")
             stop.wait(pause)
             pause = min(2 * pause, 30.0)
+
+
+def _last_node(file: Path) -> int:
+    """Return the node of the session before, 0 if there is none, or if its file was cut off."""
+    try:
+        return int(file.read_text())
+    except (FileNotFoundError, ValueError):
+        return 0

@@ -73,8 +73,11 @@ def proposal(
         if not isinstance(reply, bytes):
             reason = "it is silent" if reply is None else reply.reason
             raise DPFedCError(f"{name} does not say how many records it has: {reason}")
-        records: Any = control.words_of(reply).get("records")
-        sites.append(Site(name, records, fingerprint(keys[name])))
+        records: Any = _said(reply).get("records")
+        try:
+            sites.append(Site(name, records, fingerprint(keys[name])))
+        except InvalidInput as error:
+            raise DPFedCError(f"{name} does not say how many records it has: {error}") from error
     return proposed_by_toml(plan, sites=sites, receipt_key=public_key(folder.receipt_key))
 
 
@@ -119,7 +122,7 @@ def acceptances(
         for name, reply in transport.exchange(asked, _OFFER_S).items():
             if isinstance(reply, Refusal):
                 refusals[name] = reply.reason
-            elif control.words_of(reply).get("accepted") is True:
+            elif _said(reply).get("accepted") is True:
                 accepted.add(name)
         if told != (len(accepted), len(refusals)):
             told = (len(accepted), len(refusals))
@@ -133,10 +136,18 @@ def acceptances(
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
         raise DPFedCError(
             f"run {agreement.digest[:12]} must be accepted by {agreement.min_answers} sites, got "
-            f"{len(accepted)}{f' ({reasons})' if reasons else ''}. Nothing has been released; "
-            "start it again when they have accepted"
+            f"{len(accepted)}{f' ({reasons})' if reasons else ''}. Nothing has been released. "
+            "Sites accept with `dpfedc site accept`; then start it again"
         )
     return accepted
+
+
+def _said(reply: bytes) -> Mapping[str, Any]:
+    """Return what a site said, nothing if that cannot be read: it must not stop the others."""
+    try:
+        return control.words_of(reply)
+    except InvalidInput:
+        return {}
 
 
 def publish(transport: FlowerTransport, agreement: Agreement, folder: Path) -> set[str]:
