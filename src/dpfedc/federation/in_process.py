@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -222,7 +222,7 @@ def _run_stage(
             seconds = time.perf_counter() - began
             exact = diagnose(stage, sites.batch(everyone, memory), state) if diagnose else {}
             event = gate.events[-1]
-            spent = asdict(event) if event.noise_multiplier else {}
+            names = RELEASE_FIELDS if event.noise_multiplier else ()
             on_round(
                 RoundRecord(
                     method.name,
@@ -230,7 +230,7 @@ def _run_stage(
                     len(cohort),
                     sites.n_records(cohort),
                     seconds,
-                    release={name: spent[name] for name in RELEASE_FIELDS if spent},
+                    release={name: getattr(event, name) for name in names},
                     diagnostics=dict(exact),
                 )
             )
