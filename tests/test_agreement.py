@@ -239,3 +239,10 @@ def test_terms_do_not_repeat_what_is_merely_claimed():
     agreement = with_noise(agreed(), 0.5)
     with pytest.raises(InvalidInput, match="must have noise multiplier"):
         terms(agreement)
+
+
+@pytest.mark.parametrize("bound", [1e-150, 1e150])
+def test_a_bound_that_cannot_be_squared_is_refused_before_anything_is_charged(bound):
+    with pytest.raises(InvalidInput, match="the declared bound must be from 1e-100 to"):
+        agreed(settings={"norm_bound": bound}).verified()
+    assert agreed(settings={"norm_bound": 1e-90}).verified()

@@ -41,6 +41,8 @@ from dpfedc.settings import (
 FORMAT = "dpfedc-agreement-1"
 VERSION = version("dpfedc")
 NOISES = ("secure", "simulated")
+LEAST_BOUND = 1e-100
+"""Lengths beyond it, either way, cannot be squared: every round would fail, and stay charged."""
 LLOYD_SETTINGS = frozenset({"n_clusters", "n_rounds", "sites_per_round", "norm_bound", "init"})
 DP_FEDC_SETTINGS = LLOYD_SETTINGS | {
     "center", "scale", "feature_ranges", "constant_feature", "refine_rounds", "subspace",
@@ -230,6 +232,11 @@ class Agreement:
                     f"the privacy plan must have noise multiplier {due:.6g} in stage {name!r}, "
                     f"got {got:.6g}"
                 )
+        bound = float(self.declared.get("bound", 1.0))
+        if not LEAST_BOUND <= bound <= 1 / LEAST_BOUND:
+            raise InvalidInput(
+                f"the declared bound must be from {LEAST_BOUND} to {1 / LEAST_BOUND}, got {bound}"
+            )
         epsilon = plan_epsilon(self.privacy)
         if epsilon > self.epsilon * (1 + 1e-6):
             raise InvalidInput(f"the privacy plan must keep epsilon {self.epsilon}, got {epsilon}")
