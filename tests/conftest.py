@@ -1,9 +1,11 @@
-"""What the tests share: one Hypothesis profile and a few small federations."""
+"""What the tests share: one Hypothesis profile, small federations, and the command line."""
 
 import numpy as np
 import pytest
 from hypothesis import settings
 from sklearn.datasets import make_blobs
+
+from command_line import HEAD, ROLES, outcome, patients, write_csv
 
 settings.register_profile("deterministic", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("deterministic")
@@ -30,3 +32,30 @@ def ragged(rng):
     centres = 4 * rng.standard_normal((3, 5))
     X = centres[rng.integers(3, size=sizes.sum())] + rng.standard_normal((sizes.sum(), 5))
     return X, np.concatenate([[0], np.cumsum(sizes)])
+
+
+@pytest.fixture
+def dpfedc(capsys, monkeypatch):
+    """Return a function that runs the command line and returns (exit code, stdout, stderr)."""
+    monkeypatch.setenv("COLUMNS", "80")
+    return lambda *words: outcome(capsys, words)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """600 patients in three groups at several hospitals, as a CSV file."""
+    return write_csv(tmp_path_factory.mktemp("privacy") / "patients.csv", HEAD, patients(600))
+
+
+@pytest.fixture
+def fitted(dpfedc, table, tmp_path):
+    """Return a function that fits the table and returns what was printed, and the folder."""
+
+    def fit(*words, name="r"):
+        folder = tmp_path / name
+        words = ("--clusters", 3, *ROLES, "--no-diagnostics", "--output", folder, *words)
+        code, out, err = dpfedc("fit", table, *words)
+        assert (code, err) == (0, "")
+        return " ".join(out.split()), folder
+
+    return fit

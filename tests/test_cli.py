@@ -17,7 +17,6 @@ from command_line import (
     HEAD,
     ROLES,
     fitted_tables,
-    outcome,
     patients,
     read_csv,
     write_csv,
@@ -32,13 +31,6 @@ from dpfedc.settings import TRUST_MODELS
 
 OURS = {"model.npz", "centres.csv", "labels.csv", "run.jsonl", "report.html"}
 PICTURES = {"objective.png", "centres.png", "sizes.png"}
-
-
-@pytest.fixture
-def dpfedc(capsys, monkeypatch):
-    """Return a function that runs the command line and returns (exit code, stdout, stderr)."""
-    monkeypatch.setenv("COLUMNS", "80")
-    return lambda *words: outcome(capsys, words)
 
 
 @pytest.fixture

@@ -6,39 +6,13 @@ import re
 
 import pytest
 
-from command_line import HEAD, ROLES, outcome, patients, read_csv, write_csv
+from command_line import HEAD, ROLES, patients, read_csv, write_csv
 from dpfedc.privacy.accountant import gaussian_epsilon, plan_epsilon
 from dpfedc.privacy.plan import PrivacyPlan
 from dpfedc.records import RunRecord
 from dpfedc.report.privacy import recorded_plan, stage_rows
 
 TOGETHER = ("--trust", "secure-aggregation")
-
-
-@pytest.fixture
-def dpfedc(capsys, monkeypatch):
-    """Return a function that runs the command line and returns (exit code, stdout, stderr)."""
-    monkeypatch.setenv("COLUMNS", "80")
-    return lambda *words: outcome(capsys, words)
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory):
-    return write_csv(tmp_path_factory.mktemp("privacy") / "patients.csv", HEAD, patients(600))
-
-
-@pytest.fixture
-def fitted(dpfedc, table, tmp_path):
-    """Return a function that fits the table and returns what was printed, and the folder."""
-
-    def fit(*words, name="r"):
-        folder = tmp_path / name
-        words = ("--clusters", 3, *ROLES, "--no-diagnostics", "--output", folder, *words)
-        code, out, err = dpfedc("fit", table, *words)
-        assert (code, err) == (0, "")
-        return " ".join(out.split()), folder
-
-    return fit
 
 
 # --- plan --------------------------------------------------------------------------------------

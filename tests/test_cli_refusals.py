@@ -7,20 +7,13 @@ import warnings
 import numpy as np
 import pytest
 
-from command_line import HEAD, ROLES, fitted_tables, outcome, patients, read_csv, write_csv
+from command_line import HEAD, ROLES, fitted_tables, patients, read_csv, write_csv
 from dpfedc.errors import UtilityWarning
 from dpfedc.estimators.dp_fedc import DPFedC
 from dpfedc.report import folder as results_folder
 
 OURS = {"model.npz", "centres.csv", "labels.csv", "run.jsonl", "report.html"}
 PICTURES = {"objective.png", "centres.png", "sizes.png"}
-
-
-@pytest.fixture
-def dpfedc(capsys, monkeypatch):
-    """Return a function that runs the command line and returns (exit code, stdout, stderr)."""
-    monkeypatch.setenv("COLUMNS", "80")
-    return lambda *words: outcome(capsys, words)
 
 
 @pytest.fixture

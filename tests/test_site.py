@@ -322,7 +322,7 @@ def test_the_declared_shapes_are_those_of_the_methods(method, settings):
     rng = np.random.default_rng(0)
     for exchange in agreement.exchanges:
         state = {name: rng.random(shape) + 0.1 for name, shape in exchange.broadcast.items()}
-        terms = exchange._of_one_record(state, 1).terms
+        terms = exchange.form(state, 1).terms
         assert terms(slice(0, 1)).shape[1:] == exchange.upload
 
 

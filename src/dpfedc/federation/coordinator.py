@@ -21,7 +21,7 @@ from dpfedc.federation.site import most_bytes
 from dpfedc.model_file import ClusterModel
 from dpfedc.planning.choices import declares_bound, proved_model
 from dpfedc.privacy.ledger import Head
-from dpfedc.privacy.mechanism import received
+from dpfedc.privacy.mechanism import RecordSum, received
 from dpfedc.randomness import Randomness
 from dpfedc.records import RoundRecord, RunRecord
 from dpfedc.settings import PrivacyGuarantee
@@ -148,7 +148,7 @@ class Coordinator:
             len(answers),
             planned.sampling_probability * n_records,
         )
-        sensitivity = exchange.sensitivity(exchange.sent(point.state), t)
+        sensitivity = exchange.form(exchange.sent(point.state), t).sensitivity
         noise = agreement.privacy.noise_of_sum(method.name, len(answers))
         entry = RoundRecord(
             method.name,
@@ -202,8 +202,8 @@ class Coordinator:
         """Return the valid answers of sites that were asked, and why others are none."""
         answers: dict[str, Answer] = {}
         refused: dict[str, str] = {}
-        state = exchange.sent(point.state)
         exact = self.agreement.noise == "secure"
+        form: RecordSum | None = None
         for site, sent in requests.items():
             reply = replies.get(site)
             if isinstance(reply, Refusal):
@@ -215,7 +215,8 @@ class Coordinator:
                     expected = (point.run, site, exchange.method.name, t, digest(sent))
                     if place != expected:
                         raise InvalidInput("it answers another request")
-                    exchange.checked(answer.upload, state, t, exact=exact)
+                    form = form or exchange.form(exchange.sent(point.state), t)
+                    exchange.checked(answer.upload, form, exact=exact)
                     answers[site] = answer
                 except InvalidInput as error:
                     refused[site] = f"not a valid answer: {error}"

@@ -59,27 +59,25 @@ class Exchange:
             self._check_ranges(arrays, planned)
         return arrays
 
-    def sensitivity(self, state: State, t: int) -> float:
-        """Return the sensitivity of round t, which is the same whatever the records are."""
-        return self._of_one_record(state, t).bound
-
-    def checked(self, upload: Upload, state: State, t: int, *, exact: bool) -> Upload:
-        """Return what a site uploaded in round t, refused unless it is what sites upload then."""
-        null = self._of_one_record(state, t)
+    def checked(self, upload: Upload, form: RecordSum, *, exact: bool) -> Upload:
+        """Return what a site uploaded, refused unless it has the form of its round."""
         shape, unit = self.upload, 1.0
         if exact:
-            unit = null.bound / BOUND_UNITS
-            if null.symmetric:
+            unit = form.sensitivity / BOUND_UNITS
+            if form.symmetric:
                 shape = (shape[0] * (shape[0] + 1) // 2,)
-        expected = (shape, "uint64" if exact else "float64", unit, exact and null.symmetric)
+        expected = (shape, "uint64" if exact else "float64", unit, exact and form.symmetric)
         if upload.kind != expected:
             raise InvalidInput(f"an upload must be of kind {expected}, got {upload.kind}")
         if not np.isfinite(upload.values).all():
             raise InvalidInput("an upload must be finite, got other values")
         return upload
 
-    def _of_one_record(self, state: State, t: int) -> RecordSum:
-        """Return what one record of zeros would contribute: its form, of which no data are part."""
+    def form(self, state: State, t: int) -> RecordSum:
+        """Return what one record of zeros would contribute in round t.
+
+        Its sensitivity and its symmetry are those of all contributions, whatever the records are.
+        """
         method, randomness = self.method, Randomness(0)
         X = np.zeros((1, self.broadcast["origin"][0]))
         batch = SiteBatch(X, np.array([0, 1]), np.array([0]))

@@ -51,6 +51,11 @@ class RecordSum:
         """Return the bound of a record in all sums together."""
         return self.bound * math.sqrt(self.sums)
 
+    @property
+    def like(self) -> Array:
+        """Return an array of the sum's library, precision and device."""
+        return self.norms
+
 
 @dataclass(frozen=True)
 class ClippedSum:
@@ -66,6 +71,7 @@ class ClippedSum:
     bound: float
     clipped: Callable[[float, Array | None], Array]
     like: Array
+    symmetric = False
 
     @property
     def sensitivity(self) -> float:
@@ -83,6 +89,12 @@ class SiteValues:
     values: Array
     sensitivity: float = math.inf
     noise_std: npt.NDArray[Any] | None = None
+    symmetric = False
+
+    @property
+    def like(self) -> Array:
+        """Return an array of the sum's library, precision and device."""
+        return self.values
 
 
 @dataclass(frozen=True)

@@ -154,13 +154,7 @@ class Gate:
             value = self._points(contribution, batch, stage, t)
             return Released(value, n_sites, expected, _GATE)
         upload = self.upload(contribution, batch, dealing, stage=stage, t=t)
-        like: Array
-        if isinstance(contribution, RecordSum):
-            like = contribution.norms
-        elif isinstance(contribution, ClippedSum):
-            like = contribution.like
-        else:
-            like = contribution.values
+        like = contribution.like
 
         def asarray(sums: Any) -> Array:
             return array_namespace(like).asarray(sums, dtype=like.dtype, device=device(like))
@@ -182,8 +176,7 @@ class Gate:
             value = self._sum(contribution, batch, dealing) + value
             done.append(batch.sites)
             expected += dealing.probability * batch.n_records
-            symmetric = isinstance(contribution, RecordSum) and contribution.symmetric
-            kinds.add((contribution.sensitivity, symmetric, dealing.probability))
+            kinds.add((contribution.sensitivity, contribution.symmetric, dealing.probability))
         if not np.array_equal(np.concatenate(done), sites) or len(kinds) > 1:
             raise DPFedCError(f"stage {stage!r} must have parts of one kind, for each site once")
         sensitivity, symmetric, probability = kinds.pop()
@@ -221,9 +214,8 @@ class Gate:
         else:
             value = self._sum(contribution, batch, dealing)
             if planned is not None:
-                symmetric = isinstance(contribution, RecordSum) and contribution.symmetric
                 value, std = self._with_noise(
-                    value, sensitivity, batch.sites, stage, t, symmetric=symmetric
+                    value, sensitivity, batch.sites, stage, t, symmetric=contribution.symmetric
                 )
             elif isinstance(contribution, SiteValues) and contribution.noise_std is not None:
                 for i, site_std in enumerate(contribution.noise_std.tolist()):
