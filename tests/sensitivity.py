@@ -197,8 +197,8 @@ def memberships(case, absent=()):
     with np.errstate(all="ignore"):
         batch = batch_of(case, absent)
         view = standardized_view(batch, case.state, case.method.constant)
-        rho = case.method.orthogonality(case.t)
-        return case.method._memberships(view, case.state["W"], rho)[1]
+        W, rho = case.state["W"], case.method.orthogonality(case.t)
+        return case.method._memberships(view, W, W @ W.T, rho)[1]
 
 
 def length(rows):

@@ -35,7 +35,10 @@ def record_losses(X: Array, W: Array, H: Array, *, rho: float, mu_h: float) -> A
 
 
 def membership_penalties(H: Array, *, rho: float, mu_h: float) -> Array:
-    """Return rho/2 ((sum_l h_jl)^2 - |h_j|^2) + mu_h/2 |h_j|^2 for every record j."""
+    """Return rho/2 ((sum_l h_jl)^2 - |h_j|^2) + mu_h/2 |h_j|^2 for every record j.
+
+    Clusters are along axis 1: H is n x k, or r x k x n for several starts.
+    """
     xp = array_namespace(H)
     square = xp.sum(H**2, axis=1)
     return rho / 2 * (xp.sum(H, axis=1) ** 2 - square) + mu_h / 2 * square
@@ -43,9 +46,14 @@ def membership_penalties(H: Array, *, rho: float, mu_h: float) -> Array:
 
 def membership_curvature(W: Array, *, rho: float, mu_h: float) -> Array:
     """Return M = 2 W W' + rho (11' - I) + mu_h I, the Hessian (k x k) of F in one record's h."""
-    xp = array_namespace(W)
-    eye = xp.eye(W.shape[0], dtype=W.dtype, device=device(W))
-    return 2 * (W @ W.T) + rho * (1 - eye) + mu_h * eye
+    return curvature_of_gram(W @ W.T, rho=rho, mu_h=mu_h)
+
+
+def curvature_of_gram(gram: Array, *, rho: float, mu_h: float) -> Array:
+    """Return the same from W W', for one matrix or each of a stack."""
+    xp = array_namespace(gram)
+    eye = xp.eye(gram.shape[-1], dtype=gram.dtype, device=device(gram))
+    return 2 * gram + rho * (1 - eye) + mu_h * eye
 
 
 def membership_gradient(A: Array, H: Array, M: Array) -> Array:
@@ -118,14 +126,18 @@ def _steps_in_place(A: Float, shrink: Float, pull: float, steps: int, H: Float |
 def residual_norms(squared_norms: Array, A: Array, H: Array, gram: Array) -> Array:
     """Return |x_j - W'h_j| from |x_j|^2, A = X W' and gram = W W', rounded up.
 
+    A, H and gram may be stacks, one entry for each W.
+
     The residual matrix is never formed. The three terms nearly cancel when the residual is small,
     so the rounding error they can carry is added, in proportion to (|x_j| + sum_l h_jl |w_l|)^2:
     the result is never below the true norm, which is what clipping needs.
     """
     xp = array_namespace(squared_norms, A, H, gram)
     # |W'h|^2 - 2 x.W'h in one sum over the clusters; H gram is written so as to lie like A and H.
-    change = xp.sum(((gram @ H.T).T - 2 * A) * H, axis=1)
-    reach = xp.sqrt(squared_norms) + H @ xp.sqrt(xp.linalg.diagonal(gram))
+    fitted = xp.matrix_transpose(gram @ xp.matrix_transpose(H))
+    change = xp.sum((fitted - 2 * A) * H, axis=-1)
+    lengths = xp.sqrt(xp.linalg.diagonal(gram))
+    reach = xp.sqrt(squared_norms) + (H @ lengths[..., None])[..., 0]
     slack = SLACK * xp.finfo(A.dtype).eps * reach**2
     return xp.sqrt(xp.clip(squared_norms + change, min=0) + slack)
 

@@ -25,7 +25,7 @@ from array_api_compat import array_namespace, device
 from dpfedc.kernels import Array
 from dpfedc.kernels.devices import fused_kernels
 from dpfedc.kernels.factorization import (
-    membership_curvature,
+    curvature_of_gram,
     membership_penalties,
     membership_step_size,
     membership_steps,
@@ -111,14 +111,15 @@ class Factorization(Method):
         xp = array_namespace(W)
         if dealing.n_parts == 1 and self._is_fused(view):
             return self._clipped_sum(view, W, t)
-        A, H = self._memberships(view, W, self.orthogonality(t))
+        gram = W @ W.T
+        A, H = self._memberships(view, W, gram, self.orthogonality(t))
         # A record whose numbers overflow is null: weight 0, and nothing that 0 would not cancel.
         finite = xp.isfinite(xp.sum(H, axis=1, keepdims=True))
         H = xp.where(finite, H, xp.zeros_like(H))
         if dealing.n_parts > 1:
             return self._local_changes(batch, view, W, H, dealing)
         sizes = xp.sqrt(xp.sum(H * H, axis=1))
-        norms = 2 * residual_norms(view.squared_norms, A, H, W @ W.T) * sizes
+        norms = 2 * residual_norms(view.squared_norms, A, H, gram) * sizes
 
         def total(weights: Array) -> Array:
             V = H * (2 * weights)[:, None]
@@ -151,9 +152,10 @@ class Factorization(Method):
         view, W = standardized_view(batch, state, self.constant), state["W"]
         xp = array_namespace(W)
         weights = self.penalty
-        A, H = self._memberships(view, W, weights.orthogonality)
-        M = membership_curvature(W, rho=weights.orthogonality, mu_h=weights.membership_ridge)
-        fit = residual_norms(view.squared_norms, A, H, W @ W.T) ** 2
+        gram = W @ W.T
+        A, H = self._memberships(view, W, gram, weights.orthogonality)
+        M = curvature_of_gram(gram, rho=weights.orthogonality, mu_h=weights.membership_ridge)
+        fit = residual_norms(view.squared_norms, A, H, gram) ** 2
         losses = fit + membership_penalties(
             H, rho=weights.orthogonality, mu_h=weights.membership_ridge
         )
@@ -238,7 +240,7 @@ class Factorization(Method):
     def _clipped_sum(self, view: Standardized, W: Array, t: int) -> ClippedSum:
         """Return the sum of the records' gradients from one pass over the records."""
         mu_h = self.penalty.membership_ridge
-        M = membership_curvature(W, rho=self.orthogonality(t), mu_h=mu_h)
+        M = curvature_of_gram(W @ W.T, rho=self.orthogonality(t), mu_h=mu_h)
         gamma = membership_step_size(M)
 
         def clipped(bound: float, keep: Array | None) -> Array:
@@ -257,9 +259,11 @@ class Factorization(Method):
 
         return ClippedSum(self.clip_norm, clipped, W)
 
-    def _memberships(self, view: Standardized, W: Array, rho: float) -> tuple[Array, Array]:
+    def _memberships(
+        self, view: Standardized, W: Array, gram: Array, rho: float
+    ) -> tuple[Array, Array]:
         A = view.products(W)
-        M = membership_curvature(W, rho=rho, mu_h=self.penalty.membership_ridge)
+        M = curvature_of_gram(gram, rho=rho, mu_h=self.penalty.membership_ridge)
         return A, membership_steps(A, M, self.membership_steps)
 
     def _feasible(self, W: Array) -> Array:

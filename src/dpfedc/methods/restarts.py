@@ -15,7 +15,11 @@ import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array
 
 from dpfedc.kernels import Array
-from dpfedc.kernels.factorization import SLACK
+from dpfedc.kernels.factorization import (
+    curvature_of_gram,
+    membership_penalties,
+    residual_norms,
+)
 from dpfedc.kernels.host import on_host
 from dpfedc.kernels.standardized import Standardized
 from dpfedc.methods.dp_fedc import W_MAX, Factorization
@@ -28,11 +32,10 @@ from dpfedc.randomness import Randomness
 
 @dataclass(frozen=True)
 class Memberships:
-    """A = W X~' and memberships H of all starts (r x k x n), with the curvature M of each start."""
+    """A = W X~' and memberships H of all starts (r x k x n), with W W' of each start."""
 
     A: Array
     H: Array
-    M: Array
     gram: Array
 
     @classmethod
@@ -46,12 +49,12 @@ class Memberships:
         xp = array_namespace(W)
         r, k, m = W.shape
         gram = xp.matmul(W, xp.matrix_transpose(W))
-        eye = xp.eye(k, dtype=W.dtype, device=device(W))
-        M = 2 * gram + rho * (1 - eye) + mu_h * eye
+        M = curvature_of_gram(gram, rho=rho, mu_h=mu_h)
         # The step sizes of all starts at once; small eigenproblems are the host's.
         gamma = np.maximum(0.51 * np.linalg.eigvalsh(on_host(M))[:, -1], 1e-30)
         inverse = xp.asarray(1 / gamma, dtype=W.dtype, device=device(W))[:, None, None]
         A = xp.reshape(view.products(xp.reshape(W, (r * k, m))).T, (r, k, -1))
+        eye = xp.eye(k, dtype=W.dtype, device=device(W))
         shrink, drive = eye - M * inverse, A * (2 * inverse)
         H = xp.clip(drive, min=0)
         for _ in range(steps - 1):
@@ -62,16 +65,12 @@ class Memberships:
                 H += drive
                 H = xp.clip(H, min=0)
         finite = xp.isfinite(xp.sum(H, axis=1, keepdims=True))
-        return cls(A, xp.where(finite, H, xp.zeros_like(H)), M, gram)
+        return cls(A, xp.where(finite, H, xp.zeros_like(H)), gram)
 
     def residual_norms(self, squared_norms: Array) -> Array:
-        """Return |x_j - W'h_j| for every start (r x n), rounded up as `residual_norms` does."""
-        xp = array_namespace(self.H)
-        change = xp.sum((xp.matmul(self.gram, self.H) - 2 * self.A) * self.H, axis=1)
-        lengths = xp.sqrt(xp.linalg.diagonal(self.gram))
-        reach = xp.sqrt(squared_norms) + xp.sum(self.H * lengths[:, :, None], axis=1)
-        slack = SLACK * xp.finfo(self.H.dtype).eps * reach**2
-        return xp.sqrt(xp.clip(squared_norms + change, min=0) + slack)
+        """Return |x_j - W'h_j| for every start (r x n), rounded up."""
+        turned = array_namespace(self.H).matrix_transpose
+        return residual_norms(squared_norms, turned(self.A), turned(self.H), self.gram)
 
 
 @dataclass(frozen=True)
@@ -164,12 +163,12 @@ class Restarts(Method):
     def losses(self, batch: SiteBatch, state: State, steps: int) -> Array:
         """Return each record's part of the objective in every start (r x n), with the final rho."""
         view, W = standardized_view(batch, state, self.method.constant), state["starts"]
-        xp, penalty = array_namespace(W), self.method.penalty
+        penalty = self.method.penalty
         rho, mu_h = penalty.orthogonality, penalty.membership_ridge
         h = Memberships.of(view, W, rho=rho, mu_h=mu_h, steps=steps)
-        square = xp.sum(h.H**2, axis=1)
-        hardness = rho / 2 * (xp.sum(h.H, axis=1) ** 2 - square) + mu_h / 2 * square
-        return h.residual_norms(view.squared_norms) ** 2 + hardness
+        return h.residual_norms(view.squared_norms) ** 2 + membership_penalties(
+            h.H, rho=rho, mu_h=mu_h
+        )
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class SumsAndGram(Factorization):
         view = standardized_view(batch, state, self.constant)
         W = broadcast(state, "W", most=W_MAX)
         xp = array_namespace(W)
-        _, H = self._memberships(view, W, self.orthogonality(t))
+        _, H = self._memberships(view, W, W @ W.T, self.orthogonality(t))
         finite = xp.isfinite(xp.sum(H, axis=1, keepdims=True))
         H = xp.where(finite, H, xp.zeros_like(H))
         H = H / xp.clip(xp.sqrt(xp.sum(H**2, axis=1)), min=1.0)[:, None]
