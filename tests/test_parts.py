@@ -9,7 +9,7 @@ from dpfedc import DPFedC
 from dpfedc.errors import DPFedCError, InvalidInput
 from dpfedc.federation import in_process
 from dpfedc.federation.in_process import Sites
-from dpfedc.kernels.rows import Runs, by_columns, chosen_rows, in_runs
+from dpfedc.kernels.rows import Runs, by_columns, chosen_rows, in_runs, weighted_rows
 from dpfedc.kernels.standardized import Standardized
 from dpfedc.privacy.mechanism import Gate, RecordSum
 from dpfedc.privacy.sampling import Dealing
@@ -30,7 +30,7 @@ def test_runs_do_what_the_copied_rows_do(lengths, seed):
     assert runs.shape == copied.shape
     W, V = rng.standard_normal((3, 5)), rng.standard_normal((n, 3))
     np.testing.assert_allclose(by_columns(runs, W), copied @ W.T, atol=1e-12)
-    np.testing.assert_allclose(V.T @ runs, V.T @ copied, atol=1e-12)
+    np.testing.assert_allclose(weighted_rows(V, runs), V.T @ copied, atol=1e-12)
     index = rng.integers(0, n, 7) if n else np.arange(0)
     np.testing.assert_array_equal(chosen_rows(runs, index), copied[index])
     view = {"center": W[0], "factors": np.ones(n), "squared_norms": np.ones(n), "constant": 0.5}
@@ -38,6 +38,32 @@ def test_runs_do_what_the_copied_rows_do(lengths, seed):
         given_ = np.hstack([W, W[:, :1]]) if name == "products" else V
         a, b = (getattr(Standardized(x, **view), name)(given_) for x in (runs, copied))
         np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, 700), min_size=1, max_size=4),
+    st.integers(1, 90),
+    st.integers(1, 40),
+    st.sampled_from(["float32", "float64"]),
+    st.integers(1_000, 2_000_000),
+)
+def test_products_in_blocks_are_the_whole_products(lengths, m, k, dtype, small):
+    rng = np.random.default_rng(len(lengths) + m)
+    X = rng.standard_normal((sum(lengths) + 3 * len(lengths), m)).astype(dtype)
+    stops = np.cumsum(np.asarray(lengths) + 3)
+    runs = Runs(X, stops - lengths, stops)
+    copied = runs.take(np.arange(sum(lengths)))
+    W = rng.standard_normal((k, m)).astype(dtype)
+    V = rng.standard_normal((len(copied), k)).astype(dtype)
+    tolerance = 200 * np.finfo(dtype).eps
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpfedc.kernels.rows.SMALL", small)
+        for rows in (runs, copied):
+            product, sums = by_columns(rows, W), weighted_rows(V, rows)
+            assert product.dtype == sums.dtype == dtype
+            np.testing.assert_allclose(product, copied @ W.T, atol=tolerance * np.sqrt(m) * 4)
+            np.testing.assert_allclose(sums, V.T @ copied, atol=tolerance * len(copied) ** 0.5 * 4)
 
 
 def test_neighbouring_runs_are_joined_and_short_ones_copied():

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from array_api_compat import array_namespace, device, is_numpy_array
 
 from dpfedc.kernels import Array
-from dpfedc.kernels.rows import Runs, by_columns, chosen_rows
+from dpfedc.kernels.rows import Runs, by_columns, chosen_rows, weighted_rows
 
 CHUNK = 4096
 """Rows handled at a time where a temporary copy is needed."""
@@ -94,7 +94,7 @@ class Standardized:
         """Return V' X~ (k x features) for weights V (n x k)."""
         xp = array_namespace(self.X)
         scaled = V * self.factors[:, None]
-        sums = scaled.T @ self.X - xp.sum(scaled, axis=0)[:, None] * self.center
+        sums = weighted_rows(scaled, self.X) - xp.sum(scaled, axis=0)[:, None] * self.center
         if self.basis is not None:
             return sums @ self.basis.T
         if not self.constant:
