@@ -51,6 +51,7 @@ from dpfedc.kernels.factorization import (
     residual_norms,
     unit_rows,
 )
+from dpfedc.kernels.host import on_host
 from dpfedc.kernels.standardized import Standardized
 from dpfedc.methods import dp_fedc
 from dpfedc.methods.dp_fedc import Factorization
@@ -104,18 +105,24 @@ class Round:
         self.center = torch.mean(some, dim=0)
         self.scale = 1.3 * torch.mean(torch.linalg.norm(some - self.center, dim=1))
         self.view = Standardized.of(X, center=self.center, scale=self.scale)
+        self.squares = self.rounded()
         W = np.random.default_rng(0).standard_normal((k, X.shape[1]))
         self.W = torch.asarray(unit_rows(W), dtype=X.dtype, device=X.device)
         self.M = membership_curvature(self.W, rho=rho, mu_h=0.0)
         self.gamma = membership_step_size(self.M)
 
+    def rounded(self) -> Any:
+        """Return the squared norms of the records as the fused kernel rounds them."""
+        kernels, view = fused_kernels(self.view.X), self.view
+        return kernels and kernels.rounded_squares(view.X, view.center, view.factors)
+
     def fused(self, keep: Any = None, tiling: Any = None) -> Any:
         """Return the sum by the fused kernel."""
         view = self.view
         return fused_kernels(view.X).clipped_gradients(
-            view.X, center=view.center, factors=view.factors, squared_norms=view.squared_norms,
-            W=self.W, curvature=self.M, gamma=self.gamma, steps=STEPS, bound=self.bound,
-            keep=keep, tiling=tiling,
+            view.X, center=view.center, factors=view.factors, squares=self.squares, W=self.W,
+            curvature=on_host(self.M), gamma=self.gamma, steps=STEPS, bound=self.bound, keep=keep,
+            tiling=tiling,
         )  # fmt: skip
 
     def plain(self, to: Callable[[Any], Any] = lambda x: x) -> Any:
@@ -185,6 +192,7 @@ def longest_record(device: str, n: int = 400) -> float:
     )
     X = work.center + work.scale * near
     work.view = Standardized.of(X, center=work.center, scale=work.scale)
+    work.squares = work.rounded()
     work.W, work.M = W, membership_curvature(W, rho=1.0, mu_h=0.0)
     work.gamma = membership_step_size(work.M)
     alone = torch.eye(n, dtype=torch.bool, device=device)
@@ -310,10 +318,8 @@ def tiling(given: Any) -> Any:
         return {"skipped": "no CUDA or no Triton"}
     work = Round(clustered(min(given.records, 2**25), FEATURES, CLUSTERS, given.device), CLUSTERS)
     floor, rows = reading(work.view.X)["read_once_s"], []
-    for (tile, warps), registers in itertools.product(
-        ((64, 4), (128, 4), (128, 8)), (None, 168, 128)
-    ):
-        for programs in (2, 3, 4, 5, 8, 16):
+    for (tile, warps), registers in itertools.product(((16, 1), (32, 1), (64, 4)), (None, 128)):
+        for programs in (4, 16, 32, 64):
             plan = kernels.Tiling(tile, warps, programs, registers)
             try:
                 taken = seconds(lambda plan=plan: work.fused(tiling=plan), 5)["median_s"]

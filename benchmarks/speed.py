@@ -51,16 +51,20 @@ def in_turn(case: Case, repeats: int) -> dict[str, Any]:
     """Return times, ratios and scores of the floor, the fit and the rivals in this process."""
     cold, fitted = timed(case.fit)
     lowest, others = floor(case), in_process(case, fitted)
+    in_blocks = floor(case, in_blocks=True)
     lowest()
     floors: list[Seconds] = []
+    floors_in_blocks: list[Seconds] = []
     times: dict[str, list[Seconds]] = {name: [] for name in ("DPFedC", *others)}
     found: dict[str, Any] = {}
     for _ in range(repeats):
         floors.append(timed(lowest)[0])
+        floors_in_blocks.append(timed(in_blocks)[0])
         seconds, fitted = timed(case.fit)
         times["DPFedC"].append(seconds)
         found["DPFedC"] = fitted.labels_
     floors.append(timed(lowest)[0])
+    floors_in_blocks.append(timed(in_blocks)[0])
     fits = [timed(case.fit)[0]]
     for _ in range(max(repeats // 2, 1)):
         for name, work in others.items():
@@ -70,7 +74,9 @@ def in_turn(case: Case, repeats: int) -> dict[str, Any]:
     return {
         "first_fit": cold,
         "floor": summary(floors),
+        "floor_in_blocks": summary(floors_in_blocks),
         "fit_over_floor": ratios(times["DPFedC"], floors),
+        "fit_over_floor_in_blocks": ratios(times["DPFedC"], floors_in_blocks),
         "runs": {
             name: {
                 **summary(taken),
@@ -107,8 +113,10 @@ def elsewhere(case: Case, result: dict[str, Any], without: list[str], rounds: in
 def show(result: dict[str, Any]) -> None:
     """Print a case."""
     print(f"\n{result['case']}: wall seconds (processor seconds), medians")
-    low, over, memory = result["floor"], result["fit_over_floor"], result["memory"]
-    print(f"  {'floor':38s}{low['median_wall_s']:9.3f} ({low['median_cpu_s']:.3f})")
+    memory = result["memory"]
+    for name in ("floor", "floor_in_blocks"):
+        low, label = result[name], name.replace("_", " ")
+        print(f"  {label:38s}{low['median_wall_s']:9.3f} ({low['median_cpu_s']:.3f})")
     for name, run in result["runs"].items():
         wall = run.get("median_wall_s", run.get("seconds_of_all_rounds"))
         line = f"  {name:38s}{wall:9.3f}"
@@ -125,10 +133,13 @@ def show(result: dict[str, Any]) -> None:
         print(line)
     for name, why in result["left_out"].items():
         print(f"  {name}: left out, {why}")
-    print(
-        f"  fit over floor: {over['median_wall']:.2f} by wall time, {over['median_cpu']:.2f} by "
-        f"processor time; least over least {over['least_wall']:.2f} and {over['least_cpu']:.2f}"
-    )
+    for name in ("floor", "floor_in_blocks"):
+        over = result[f"fit_over_{name}"]
+        print(
+            f"  fit over {name.replace('_', ' ')}: {over['median_wall']:.2f} by wall time, "
+            f"{over['median_cpu']:.2f} by processor time; least over least "
+            f"{over['least_wall']:.2f} and {over['least_cpu']:.2f}"
+        )
     print(f"  first fit of the process, calibration included: {result['first_fit'].wall:.2f} s")
     print(
         f"  memory beyond the {memory['data_mib']:.1f} MiB of records: resident "

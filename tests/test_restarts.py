@@ -112,7 +112,7 @@ def test_a_batch_may_be_worked_through_in_parts(federation, monkeypatch):
     parts, _ = final_state(X, ids, *stages)
     np.testing.assert_allclose(parts["W"], whole["W"], atol=1e-10)
     sites = Sites.of(X, ids)
-    light, heavy = (len(sites.split(np.arange(12), weight=w)) for w in (1, restarts.weight))
+    light, heavy = (len(sites.split(np.arange(12), weight=w)) for w in (1, restarts.weight(X, {})))
     assert heavy > light > 1, "a record counts for every start"
 
 

@@ -222,8 +222,10 @@ def test_a_round_waits_for_the_accelerator_three_times(rng, monkeypatch):
         return on_host(x)
 
     on_host = host.on_host
-    for module in (host, protocol, sys.modules["dpfedc.kernels.factorization"]):
+    factorization = sys.modules["dpfedc.kernels.factorization"]
+    for module in (host, factorization):
         monkeypatch.setattr(module, "on_host", counted)
+    for module in (host, protocol, factorization):
         monkeypatch.setattr(module, "on_accelerator", lambda x: isinstance(x, torch.Tensor))
     federation, totals = Sites.of(torch.asarray(X), sites), {}
     for n_rounds in (5, 15):
@@ -272,10 +274,30 @@ class Problem:
     def by_kernel(self, fused, keep=None, **more):
         view = self.view
         return fused.clipped_gradients(
-            view.X, center=view.center, factors=view.factors, squared_norms=view.squared_norms,
-            W=self.W, curvature=self.M, gamma=membership_step_size(self.M), steps=self.steps,
+            view.X, center=view.center, factors=view.factors,
+            squares=fused.rounded_squares(view.X, view.center, view.factors), W=self.W,
+            curvature=self.M.numpy(), gamma=membership_step_size(self.M), steps=self.steps,
             bound=self.bound, keep=keep, **more,
         )  # fmt: skip
+
+    def rounded(self, keep=None):
+        """Return the sum of what the kernel rounds to float16, in double precision otherwise."""
+        double, view = torch.float64, self.view
+
+        def half(x, scale):
+            return (x * scale).to(torch.float16).to(double) / scale
+
+        X = half((self.X - self.center) * (view.factors * 2.0**14)[:, None], 1.0) / 2.0**14
+        W, M = self.W.to(double), self.M.to(double)
+        gamma = membership_step_size(self.M)
+        drive = 2 * X @ W.T / gamma
+        H = half(drive.clamp(min=0), 16.0)
+        for _ in range(self.steps - 1):
+            H = half((H - H @ M / gamma + drive).clamp(min=0), 16.0)
+        residuals = H @ W - X
+        norms = 2 * torch.linalg.norm(residuals, dim=1) * torch.linalg.norm(H, dim=1)
+        V = H * (2 * clip_weights(norms, self.bound, keep))[:, None]
+        return V.T @ residuals
 
     def plain(self, keep=None):
         """Return the sum in double precision, record by record where it matters: by formula."""
@@ -315,12 +337,13 @@ def test_the_fused_kernel_is_the_plain_sum(fused, n, m, k, more):
     if n == 1:
         problem.center = problem.X[0] - problem.W[0] - 0.3
         problem.view = Standardized.of(problem.X, center=problem.center, scale=problem.scale + 1)
-    expected = problem.plain()
+    expected = problem.rounded()
+    assert difference(expected, problem.plain()) < 1e-3
     assert difference(problem.by_kernel(fused), expected) < 3e-5
     keep = torch.asarray(np.random.default_rng(1).random(n) < 0.6)
     keep[0] = True
     got = problem.by_kernel(fused, keep)
-    assert difference(got, problem.plain(keep)) < 3e-5
+    assert difference(got, problem.rounded(keep)) < 3e-5
     assert got.dtype == torch.float32
     tiling = fused.Tiling(rows=32, programs_per_core=3)
     assert difference(problem.by_kernel(fused, tiling=tiling), expected) < 3e-5
@@ -396,25 +419,29 @@ def test_rounds_with_the_fused_kernel_pass_the_same_gate(fused, rng, monkeypatch
         results.append((final["W"], gate.events))
     assert len(calls) == 4
     assert all((keep is not None) == plan for keep in calls)
-    np.testing.assert_allclose(results[0][0].numpy(), results[1][0].numpy(), atol=2e-4)
+    np.testing.assert_allclose(results[0][0].numpy(), results[1][0].numpy(), atol=5e-3)
     assert results[0][1] == results[1][1], "the same charges, noise and sensitivities"
 
 
 @pytest.mark.parametrize(
     "method",
-    [Factorization(4, 1, constant=0.5), Factorization(4, 1, clip_norm=1e-5), Factorization(70, 1)],
-    ids=["constant", "short bound", "many clusters"],
+    [
+        Factorization(4, 1, constant=0.5),
+        Factorization(4, 1, clip_norm=1e-5),
+        Factorization(70, 1),
+        Factorization(4, 1, extra_steps=3),
+    ],
+    ids=["constant", "short bound", "many clusters", "local steps"],
 )
 def test_what_the_fused_kernel_is_not_made_for(fused, rng, monkeypatch, method):
     monkeypatch.setattr(dp_fedc, "fused_kernels", lambda X: fused)
-    monkeypatch.setattr(fused, "LEAST_RECORDS", 1)
     X = torch.asarray(many(rng, dtype=np.float32)[0])
-    view = Standardized.of(X, center=X[0], scale=X[0, 0])
-    assert Factorization(4, 1)._is_fused(view)
-    assert not method._is_fused(view)
-    double = X.to(torch.float64)
-    double = Standardized.of(double, center=double[0], scale=None)
-    assert not Factorization(4, 1)._is_fused(double)
+    assert Factorization(4, 1)._fused(X, {}) is fused
+    assert Factorization(4, 1).weight(X, {}) < 1
+    assert method._fused(X, {}) is None
+    assert method.weight(X, {}) == 1
+    assert Factorization(4, 1)._fused(X.to(torch.float64), {}) is None
+    assert Factorization(4, 1)._fused(X, {"basis": X[:2]}) is None
     monkeypatch.undo()
     assert devices.fused_kernels(X) is None, "on the CPU there is none"
     assert devices.fused_kernels(X.numpy()) is None

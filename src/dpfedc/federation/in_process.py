@@ -121,7 +121,7 @@ class Sites:
         return int((self.offsets[sites + 1] - self.offsets[sites]).sum())
 
     def split(
-        self, sites: npt.NDArray[np.int64], *, weight: int = 1
+        self, sites: npt.NDArray[np.int64], *, weight: float = 1.0
     ) -> list[npt.NDArray[np.int64]]:
         """Return the sites in groups whose records fit into one part; a large site is alone.
 
@@ -129,7 +129,7 @@ class Sites:
         """
         most = DEVICE_PART_RECORDS if on_accelerator(self.X) else PART_RECORDS
         before = np.cumsum(self.offsets[sites + 1] - self.offsets[sites])
-        group = (before - 1) // max(most // weight, 1)
+        group = (before - 1) // max(int(most / weight), 1)
         return np.split(sites, np.flatnonzero(np.diff(group)) + 1)
 
     def remember(self, batch: SiteBatch, memory: dict[str, Array]) -> None:
@@ -248,7 +248,7 @@ def _parts(
     randomness: Randomness,
 ) -> Iterator[Part]:
     """Yield what a few of the round's sites at a time contribute."""
-    for few in sites.split(cohort, weight=method.weight):
+    for few in sites.split(cohort, weight=method.weight(sites.X, state)):
         batch = sites.batch(few, memory, in_place=True)
         dealing = gate.deal(batch, stage=method.name, t=t, n_parts=method.n_parts(t))
         contribution = method.local(batch, state, t, dealing, randomness)
@@ -268,7 +268,7 @@ def _prepared(
     everyone = np.arange(sites.n_sites)
     if not method.sums_records:
         return method.prepare(sites.batch(everyone, {}), state, randomness)
-    groups = sites.split(everyone, weight=method.weight)
+    groups = sites.split(everyone, weight=method.weight(sites.X, state))
     parts = [method.prepare(sites.batch(few, memory), state, randomness) for few in groups]
     xp = array_namespace(sites.X)
     return {name: xp.concat([part[name] for part in parts]) for name in parts[0]}

@@ -4,10 +4,12 @@ Every program takes tiles of records in turn. A tile stays on the chip: it is st
 memberships take their steps, its gradients are clipped, and their sum is added to the program's
 own. What is written out is one sum per program, and these are added in a fixed order.
 
-Products are made by the matrix units from halves: a number is the sum of two float16 numbers, right
-to 2^-22 of itself, or to 2^-25 if that is more. Scaled up first, numbers are as good as in float32,
-and products several times as fast. Clipping needs norms that are never too short, and gets them:
-see `SLACK`.
+Products are made by the matrix units, which multiply float16 numbers exactly and add in float32.
+Standardised records and memberships are rounded to float16 (scaled, to 2^-11 of each number), and
+the kernel sums the gradients of what it rounded, no more and no less: rounding is part of what is
+computed from a record, and the norm that is clipped is the norm of what is summed. Everything else
+is the sum of two float16 numbers, right to 2^-22 of itself, or to 2^-25 if that is more. Clipping
+needs norms that are never too short, and gets them: see `SLACK`.
 """
 
 from __future__ import annotations
@@ -16,17 +18,20 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 
+from dpfedc.kernels.host import on_host_once
+
 X_SCALE, W_SCALE, H_SCALE, G_SCALE = 2.0**14, 2.0**12, 2.0**4, 2.0**3
 """Of x~ (norm <= 1), centres (entries <= 2), memberships and W W'. Float16 ends at 65,504."""
-MOST_MEMBERSHIP = 30_000.0
-"""Scaled. Centres of unit length have memberships of at most twice the number of steps."""
 LEAST_RECORDS = 2**10
 """With fewer records a CPU is as fast, and compiling takes a second."""
 MOST_CLUSTERS, MOST_FEATURES, MOST_STEPS = 64, 1024, 900
+_AT_ONCE = 2**27
 LEAST_BOUND = 1e-3
 """Gradients that are clipped shorter than this would need other scales."""
 TILE_FEATURES = 64
@@ -34,12 +39,13 @@ TILE_FEATURES = 64
 SLACK = 16
 """Units of rounding, beside one for each cluster, that are added to a squared residual norm.
 
-In units of 2^-23 of reach^2 = (|x~| + 2^-14 + sum_l h_l |w_l|)^2 the Gram identity is wrong by at
-most 8 for the products x~ . w (matrix units drop what is below 2^-24 of the largest of 17 terms,
-four times for 64 features, and blocks of 64 features are added in float32), by k/2 for h' W W' h,
-which sums k terms in the same way, and by 4 for the last sums in float32 and what halves leave out.
-The 2^-14 is for the absolute 2^-39 of each of up to 1,024 numbers. So 16 + k units are enough for a
-norm that is never below the true one.
+For centres of unit length (a simulation has no others) and x the rounded record, in units of 2^-23
+of reach^2 = (|x| + 2^-14 + sum_l h_l |w_l|)^2 the Gram identity is wrong by at most 8 for the
+products x . w (matrix units drop what is below 2^-24 of the largest of 17 terms, four times for 64
+features, and blocks of 64 features are added in float32), by k/2 for h' W W' h, which sums k terms
+in the same way, and by 4 for the last sums in float32 and what halves leave out. The 2^-14 is for
+the absolute 2^-37 of each of up to 1,024 halved numbers. So 16 + k units are enough for a norm that
+is never below the true one.
 """
 
 
@@ -54,16 +60,17 @@ class Tiling:
     """The most that a thread may have, so that several programs fit on a core (None: no limit)."""
 
 
-NARROW, WIDE = Tiling(programs_per_core=16, registers=128), Tiling(programs_per_core=2)
-"""For up to 16 clusters and 64 features, and for more."""
+NARROW = Tiling(16, 1, 64, 128)
+"""For up to 16 clusters and 64 features."""
+WIDE = {16: Tiling(64, 4, 2), 32: Tiling(32, 2, 4), 64: Tiling(64, 4, 2)}
+"""For more, by the number of clusters rounded up."""
 
 
 def fits(X: Any, n_clusters: int, *, steps: int, bound: float) -> bool:
-    """Return whether these records can be, and are worth being, summed by the fused kernel."""
+    """Return whether records like these can be summed by the fused kernel."""
     return (
         X.dtype == torch.float32
         and X.stride(1) == 1
-        and X.shape[0] >= LEAST_RECORDS
         and X.shape[1] <= MOST_FEATURES
         and n_clusters <= MOST_CLUSTERS
         and steps <= MOST_STEPS
@@ -71,63 +78,74 @@ def fits(X: Any, n_clusters: int, *, steps: int, bound: float) -> bool:
     )
 
 
+def rounded_squares(X: Any, center: Any, factors: Any) -> Any:
+    """Return |x_j|^2 of the standardised records as the kernel rounds them, in chunks."""
+    found = torch.empty(X.shape[0], dtype=torch.float32, device=X.device)
+    chunk = max(_AT_ONCE // X.shape[1], 1)
+    for start in range(0, X.shape[0], chunk):
+        some = slice(start, start + chunk)
+        scaled = (X[some] - center) * (factors[some] * X_SCALE)[:, None]
+        rounded = scaled.to(torch.float16).to(torch.float32)
+        found[some] = torch.sum(rounded * rounded, dim=1) / X_SCALE**2
+    return found
+
+
 def clipped_gradients(
     X: Any,
     *,
     center: Any,
     factors: Any,
-    squared_norms: Any,
+    squares: Any,
     W: Any,
-    curvature: Any,
+    curvature: npt.NDArray[np.float64],
     gamma: float,
     steps: int,
     bound: float,
     keep: Any = None,
     tiling: Tiling | None = None,
 ) -> Any:
-    """Return the sum of w_j g_j (k x m), g_j = 2 h_j (W'h_j - x~_j)' and w_j its clip weight.
+    """Return the sum of w_j g_j (k x m), g_j = 2 h_j (W'h_j - x_j)' and w_j its clip weight.
 
-    x~_j = factor_j (x_j - center), |x~_j| <= 1; h_j are the memberships after `steps` projected
-    steps from zero, and w_j = min(1, bound / norm_j), 0 where `keep` is false or a number is not
-    finite. What `membership_steps`, `residual_norms` and `clip_weights` make together, up to
-    rounding: norms have a little more slack here.
+    x_j is factor_j (x_j - center), of norm at most 1, rounded; h_j are its memberships after
+    `steps` projected steps from zero, rounded in each step; and w_j = min(1, bound / norm_j), 0
+    where `keep` is false or a number is not finite. `squares` are those of `rounded_squares`. What
+    `membership_steps`, `residual_norms` and `clip_weights` make together, up to rounding.
     """
     (n, m), k = X.shape, W.shape[0]
     width = max(16, triton.next_power_of_2(k))
     columns = min(TILE_FEATURES, max(16, triton.next_power_of_2(m)))
     blocks = math.ceil(m / columns)
     tall = blocks * columns
-    plan = tiling or (NARROW if width == 16 and blocks == 1 else WIDE)
+    plan = tiling or (NARROW if width == 16 and blocks == 1 else WIDE[width])
     n_programs = max(min(triton.cdiv(n, plan.rows), plan.programs_per_core * _n_cores(X)), 1)
-    on: dict[str, Any] = {"dtype": torch.float32, "device": X.device}
-    # Small matrices below one another, padded with zeros, in halves. A membership comes as (high,
-    # low, high, low), so the square ones are stacked as (high, high, low, low).
-    small = torch.zeros((tall + 2 * width, width), **on)
-    small[:m, :k] = W.T * W_SCALE
-    small[tall : tall + k, :k] = torch.eye(k, **on) - curvature / gamma
-    gram = W @ W.T
+    # Small matrices below one another, padded with zeros, in halves: made here and sent at once,
+    # since every operation on the device would cost as much as all of them here.
+    centres = on_host_once(W)
+    gram = centres @ centres.T
+    small = np.zeros((tall + 2 * width, width), np.float32)
+    small[:m, :k] = centres.T * W_SCALE
+    small[tall : tall + k, :k] = np.eye(k) - curvature / gamma
     small[tall + width : tall + width + k, :k] = gram * G_SCALE
-    lengths = torch.zeros(width, **on)
-    lengths[:k] = torch.sqrt(torch.diagonal(gram)) / H_SCALE
-    high = small.to(torch.float16)
-    low = (small - high).to(torch.float16)
-    halves = torch.stack([high, low])
-    squares = halves[:, tall:, :].reshape(2, 2, 1, width, width).expand(2, 2, 2, width, width)
-    squares = squares.transpose(0, 1).reshape(2, 4 * width, width).contiguous()
-    sums = torch.zeros((n_programs, tall, width), **on)
-    grams = torch.zeros((n_programs, 4 * width, width), **on)
+    high = small.astype(np.float16)
+    halves = np.stack([high, (small - high).astype(np.float16)])
+    lengths = np.zeros(width, np.float32)
+    lengths[:k] = np.sqrt(np.diagonal(gram)) / H_SCALE
+    on: dict[str, Any] = {"dtype": torch.float32, "device": X.device}
+    sums = torch.zeros((n_programs, width, tall), **on)
+    grams = torch.zeros((n_programs, width, width), **on)
     extra = {} if plan.registers is None else {"maxnreg": plan.registers}
     _round[(n_programs,)](
-        X, factors, squared_norms, X if keep is None else keep.view(torch.uint8), center, lengths,
-        high, low, squares, sums, grams, n, m, X.stride(0),
+        X, factors, squares, X if keep is None else keep.view(torch.uint8), center,
+        torch.asarray(lengths, device=X.device), torch.asarray(halves, device=X.device),
+        sums, grams, n, m, X.stride(0),
         2 / gamma * H_SCALE / (X_SCALE * W_SCALE), bound, (SLACK + width) * 2.0**-23,
         STEPS=steps, WIDTH=width, ROWS=plan.rows, COLUMNS=columns, BLOCKS=blocks,
         RAGGED=tall != m, MASKED=keep is not None, ON_CHIP=X.is_cuda,
         num_warps=plan.warps, **extra,
     )  # fmt: skip
-    from_records = torch.sum(sums, dim=0, dtype=torch.float64)[:m, :k].T / (X_SCALE * H_SCALE)
-    both = torch.sum(grams, dim=0, dtype=torch.float64) / H_SCALE**2
-    from_centres = (both[:k, :k] + both[width : width + k, :k]).T @ W.to(torch.float64)
+    from_records = torch.sum(sums, dim=0, dtype=torch.float64)[:k, :m] / (X_SCALE * H_SCALE)
+    both = torch.sum(grams, dim=0, dtype=torch.float64)[:k, :k] / H_SCALE**2
+    from_centres = both @ W.to(torch.float64)
     return (from_centres - from_records).to(X.dtype)
 
 
@@ -137,8 +155,8 @@ def _n_cores(X: Any) -> int:
     return int(torch.cuda.get_device_properties(X.device).multi_processor_count)
 
 
-# Two numbers at a time. What the compiler may not repeat it does not repeat: it would rather split
-# numbers twice, in two layouts, than move the halves, and splitting is most of the work.
+# Two numbers at a time. What the compiler may not repeat it does not repeat: it would rather read
+# and round records twice, in two layouts, than move them.
 _SPLIT = tl.constexpr(
     """{
     .reg .b16 a, b;
@@ -152,6 +170,8 @@ _SPLIT = tl.constexpr(
     cvt.rn.f16x2.f32 $1, y, x;
     }"""
 )
+_ROUND = tl.constexpr("cvt.rn.f16x2.f32 $0, $2, $1;")
+_ROUND_POSITIVE = tl.constexpr("cvt.rn.relu.f16x2.f32 $0, $2, $1;")
 
 
 @triton.jit
@@ -168,94 +188,103 @@ def _split(x, ON_CHIP: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _fourfold(x, ON_CHIP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the halves of x beside one another: high, low, high, low."""
-    high, low = _split(x, ON_CHIP)
-    two = tl.reshape(tl.permute(tl.join(high, low), (0, 2, 1)), (ROWS, 2 * WIDTH))
-    return tl.reshape(tl.permute(tl.join(two, two), (0, 2, 1)), (ROWS, 4 * WIDTH))
-
-
-@triton.jit
-def _product(a, a_low, b, b_low):  # type: ignore[no-untyped-def]
-    """Return the product of two matrices in halves, without that of the two low parts."""
-    return tl.dot(a, b, tl.dot(a, b_low, tl.dot(a_low, b)))
+def _positive(x, ON_CHIP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return max(x, 0), rounded to float16."""
+    if ON_CHIP:
+        return tl.inline_asm_elementwise(
+            _ROUND_POSITIVE, "=r,r,r", [x], dtype=tl.float16, is_pure=True, pack=2
+        )
+    return tl.maximum(x, 0.0).to(tl.float16)
 
 
 @triton.jit
 def _tile(  # type: ignore[no-untyped-def]
-    X, CENTER, origin, factors, used, first, m, stride,
+    X, CENTER, origin, factors, inside, used, first, m, stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, RAGGED: tl.constexpr, ON_CHIP: tl.constexpr,
 ):  # fmt: skip
-    """Return some features of some standardised records, in halves; an unused record is zero."""
+    """Return some features of some standardised records, rounded; an unused record is zero."""
     columns = first + tl.arange(0, COLUMNS)
     where = X + origin * stride + (tl.arange(0, ROWS)[:, None] * stride + columns[None, :])
+    # Read before it is known which records are used: that has to be read as well.
     if RAGGED:
-        inside = columns < m
-        x = tl.load(where, mask=used[:, None] & inside[None, :], other=0.0)
-        center = tl.load(CENTER + columns, mask=inside, other=0.0)
+        there = columns < m
+        x = tl.load(where, mask=inside[:, None] & there[None, :], other=0.0)
+        center = tl.load(CENTER + columns, mask=there, other=0.0)
     else:
-        x = tl.load(where, mask=used[:, None], other=0.0)
+        x = tl.load(where, mask=inside[:, None], other=0.0)
         center = tl.load(CENTER + columns)
-    # The factor of an unused record is zero.
-    return _split((x - center[None, :]) * factors[:, None], ON_CHIP)
+    # Chosen, not multiplied by zero: 0 times infinity would poison the sum.
+    x = tl.where(used[:, None], x - center[None, :], 0.0) * factors[:, None]
+    if ON_CHIP:
+        return tl.inline_asm_elementwise(
+            _ROUND, "=r,r,r", [x], dtype=tl.float16, is_pure=False, pack=2
+        )
+    return x.to(tl.float16)
 
 
 @triton.jit
 def _round(  # type: ignore[no-untyped-def]  # noqa: PLR0915
-    X, FACTORS, SQUARES, KEEP, CENTER, LENGTHS, HIGH, LOW, SQUARE, SUMS, GRAMS,
+    X, FACTORS, SQUARES, KEEP, CENTER, LENGTHS, HALVES, SUMS, GRAMS,
     n, m, stride, drive, bound, slack,
     STEPS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCKS: tl.constexpr, RAGGED: tl.constexpr, MASKED: tl.constexpr, ON_CHIP: tl.constexpr,
 ):  # fmt: skip
-    """Add up the clipped gradients of every n_programs-th tile, as X~'V and H'V."""
-    # Memberships and V are scaled by 2^4, x~ by 2^14, W by 2^12 and W W' by 2^3.
+    """Add up the clipped gradients of every n_programs-th tile, as V'X and V'H."""
+    # Memberships and V are scaled by 2^4, records by 2^14, W by 2^12 and W W' by 2^3.
     program = tl.program_id(0)
     clusters = tl.arange(0, WIDTH)
     inner = tl.arange(0, ROWS)
-    block_of = tl.arange(0, COLUMNS)[:, None] * WIDTH + clusters[None, :]
-    block_size: tl.constexpr = COLUMNS * WIDTH
-    four = tl.arange(0, 4 * WIDTH)[:, None] * WIDTH + clusters[None, :]
-    shrink, gram = tl.load(SQUARE + four), tl.load(SQUARE + 4 * WIDTH * WIDTH + four)
+    tall: tl.constexpr = BLOCKS * COLUMNS
+    LOW = HALVES + (tall + 2 * WIDTH) * WIDTH
+    square = clusters[:, None] * WIDTH + clusters[None, :]
+    shrink = tl.load(HALVES + tall * WIDTH + square)
+    shrink_low = tl.load(LOW + tall * WIDTH + square)
+    gram = tl.load(HALVES + (tall + WIDTH) * WIDTH + square)
+    gram_low = tl.load(LOW + (tall + WIDTH) * WIDTH + square)
     lengths = tl.load(LENGTHS + clusters)
-    own = SUMS + program * (BLOCKS * block_size) + block_of
-    sums = tl.zeros([COLUMNS, WIDTH], dtype=tl.float32)
-    grams = tl.zeros([4 * WIDTH, WIDTH], dtype=tl.float32)
+    of_centres = tl.arange(0, COLUMNS)[:, None] * WIDTH + clusters[None, :]
+    own = SUMS + program * (WIDTH * tall)
+    own += clusters[:, None] * tall + tl.arange(0, COLUMNS)[None, :]
+    sums = tl.zeros([WIDTH, COLUMNS], dtype=tl.float32)
+    grams = tl.zeros([WIDTH, WIDTH], dtype=tl.float32)
     if BLOCKS == 1:
-        w, w_low = tl.load(HIGH + block_of), tl.load(LOW + block_of)
+        w, w_low = tl.load(HALVES + of_centres), tl.load(LOW + of_centres)
     for tile in range(program, tl.cdiv(n, ROWS), tl.num_programs(0)):
         origin = tl.zeros([], dtype=tl.int64) + tile * ROWS
         inside = inner < n - tile * ROWS
-        # A record whose norm is not finite is null, and so is one that the gate does not keep:
-        # it is not even read, and 0 times infinity cannot poison the sum.
+        # A record whose norm is not finite is null, and so is one that the gate does not keep.
         squares = tl.load(SQUARES + origin + inner, mask=inside, other=float("inf"))
         used = inside & (squares < float("inf"))
         if MASKED:
             used = used & (tl.load(KEEP + origin + inner, mask=inside, other=0) != 0)
         squares = tl.where(used, squares, 0.0)
-        factors = tl.load(FACTORS + origin + inner, mask=used, other=0.0) * 16384.0
+        factors = tl.load(FACTORS + origin + inner, mask=inside, other=0.0) * 16384.0
         if BLOCKS == 1:
-            x, x_low = _tile(
-                X, CENTER, origin, factors, used, 0, m, stride, ROWS, COLUMNS, RAGGED, ON_CHIP
-            )
-            a = _product(x, x_low, w, w_low)
+            x = _tile(
+                X, CENTER, origin, factors, inside, used, 0, m, stride,
+                ROWS, COLUMNS, RAGGED, ON_CHIP,
+            )  # fmt: skip
+            a = tl.dot(x, w, tl.dot(x, w_low))
         else:
             a = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
             for block in range(BLOCKS):
-                y, y_low = _tile(
-                    X, CENTER, origin, factors, used, block * COLUMNS, m, stride,
+                y = _tile(
+                    X, CENTER, origin, factors, inside, used, block * COLUMNS, m, stride,
                     ROWS, COLUMNS, RAGGED, ON_CHIP,
                 )  # fmt: skip
-                place = block * block_size + block_of
-                a += _product(y, y_low, tl.load(HIGH + place), tl.load(LOW + place))
+                place = block * (COLUMNS * WIDTH) + of_centres
+                a += tl.dot(y, tl.load(HALVES + place), tl.dot(y, tl.load(LOW + place)))
         push = a * drive
-        h = tl.maximum(push, 0.0)
+        h = push
         for _ in range(STEPS - 1):
-            h = tl.maximum(tl.dot(_fourfold(h, ON_CHIP, ROWS, WIDTH), shrink, push), 0.0)
-        # With centres of no honest server memberships may leave the range; they stay numbers.
-        h = tl.minimum(h, 30000.0)
-        both = _fourfold(h, ON_CHIP, ROWS, WIDTH)
-        # |x~ - W'h| by the Gram identity, rounded up: h W W' h is scaled by 2^11, a h by 2^30.
-        bent = tl.dot(both, gram) * 4.8828125e-04 - a * 1.862645149230957e-09
+            g = _positive(h, ON_CHIP)
+            h = tl.dot(g, shrink, tl.dot(g, shrink_low, push))
+        # Centres of unit length have memberships of at most twice the number of steps. What centres
+        # of no honest server push out of float16's range is null.
+        g = _positive(tl.where(h < 30000.0, h, 0.0), ON_CHIP)
+        h = g.to(tl.float32)
+        # |x - W'h| by the Gram identity, rounded up: h W W' h is scaled by 2^11, a h by 2^30.
+        bent = tl.dot(g, gram, tl.dot(g, gram_low)) * 4.8828125e-04 - a * 1.862645149230957e-09
         change = tl.sum(bent * h, axis=1)
         reach = tl.sqrt(squares) + 6.103515625e-05 + tl.sum(h * lengths[None, :], axis=1)
         residual = tl.sqrt(tl.maximum(squares + change, 0.0) + slack * reach * reach)
@@ -263,21 +292,20 @@ def _round(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         # The gate's rule (clip_weights), with the gate's bound.
         weights = tl.where(used & (norms < float("inf")), bound / tl.maximum(norms, bound), 0.0)
         v, v_low = _split(h * (2.0 * weights)[:, None], ON_CHIP)
+        v, v_low = tl.trans(v), tl.trans(v_low)
         # Sums of tiles are added outside of the matrix units, which would round them down.
-        turned = tl.trans(both)
-        grams += tl.dot(turned, v, tl.dot(turned, v_low))
+        grams += tl.dot(v, g, tl.dot(v_low, g))
         if BLOCKS == 1:
-            sums += _product(tl.trans(x), tl.trans(x_low), v, v_low)
+            sums += tl.dot(v, x, tl.dot(v_low, x))
         else:
             for block in range(BLOCKS):
-                y, y_low = _tile(
-                    X, CENTER, origin, factors, used, block * COLUMNS, m, stride,
+                y = _tile(
+                    X, CENTER, origin, factors, inside, used, block * COLUMNS, m, stride,
                     ROWS, COLUMNS, RAGGED, ON_CHIP,
                 )  # fmt: skip
-                place = own + block * block_size
-                added = _product(tl.trans(y), tl.trans(y_low), v, v_low)
-                tl.store(place, tl.load(place) + added)
+                place = own + block * COLUMNS
+                tl.store(place, tl.load(place) + tl.dot(v, y, tl.dot(v_low, y)))
             tl.debug_barrier()
     if BLOCKS == 1:
         tl.store(own, sums)
-    tl.store(GRAMS + program * (4 * WIDTH * WIDTH) + four, grams)
+    tl.store(GRAMS + program * (WIDTH * WIDTH) + square, grams)

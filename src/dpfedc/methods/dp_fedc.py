@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ from dpfedc.kernels.factorization import (
     residual_norms,
     unit_rows,
 )
+from dpfedc.kernels.host import on_host_once
 from dpfedc.kernels.local_steps import local_centroid_step
 from dpfedc.kernels.segments import by_size, segment_sum
 from dpfedc.kernels.standardized import Standardized
@@ -99,8 +101,13 @@ class Factorization(Method):
         return {**state, "W": self._feasible(W), "velocity": W * 0}
 
     def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
-        """Return the standardised view's numbers."""
-        return standardized_memory(batch, state, self.constant)
+        """Return the standardised view's numbers, and those of the fused kernel where it serves."""
+        memory = standardized_memory(batch, state, self.constant)
+        kernels = self._fused(batch.X, state)
+        if kernels is not None:
+            center, factors = state["center"], memory["factors"]
+            memory["rounded_squares"] = kernels.rounded_squares(batch.X, center, factors)
+        return memory
 
     def local(
         self, batch: SiteBatch, state: State, t: int, dealing: Dealing, randomness: Randomness
@@ -109,8 +116,10 @@ class Factorization(Method):
         view = standardized_view(batch, state, self.constant)
         W = broadcast(state, "W", most=W_MAX)
         xp = array_namespace(W)
-        if dealing.n_parts == 1 and self._is_fused(view):
-            return self._clipped_sum(view, W, t)
+        if "rounded_squares" in batch.memory:
+            kernels = fused_kernels(batch.X)
+            if batch.n_records >= kernels.LEAST_RECORDS:
+                return self._clipped_sum(kernels, view, batch.memory["rounded_squares"], W, t)
         gram = W @ W.T
         A, H = self._memberships(view, W, gram, self.orthogonality(t))
         # A record whose numbers overflow is null: weight 0, and nothing that 0 would not cancel.
@@ -229,26 +238,33 @@ class Factorization(Method):
         sensitivity = self.clip_norm * parts / self.step_constant
         return SiteValues(by_size(changes, H, batch.offsets), sensitivity)
 
-    def _is_fused(self, view: Standardized) -> bool:
-        """Return whether one kernel does the round: only for the plain view of many records."""
-        kernels = fused_kernels(view.X)
-        if kernels is None or self.constant or view.basis is not None:
-            return False
-        steps, bound = self.membership_steps, self.clip_norm
-        return bool(kernels.fits(view.X, self.n_clusters, steps=steps, bound=bound))
+    def weight(self, X: Array, state: State) -> float:
+        """Return how much memory a record needs: next to none where one kernel does the round."""
+        return 1.0 if self._fused(X, state) is None else 1 / 16
 
-    def _clipped_sum(self, view: Standardized, W: Array, t: int) -> ClippedSum:
+    def _fused(self, X: Array, state: State) -> Any:
+        """Return the kernels that do a round in one, or None: they know only the plain view."""
+        kernels, k = fused_kernels(X), self.n_clusters
+        if kernels is None or self.constant or self.extra_steps or "basis" in state:
+            return None
+        fits = kernels.fits(X, k, steps=self.membership_steps, bound=self.clip_norm)
+        return kernels if fits else None
+
+    def _clipped_sum(
+        self, kernels: Any, view: Standardized, squares: Array, W: Array, t: int
+    ) -> ClippedSum:
         """Return the sum of the records' gradients from one pass over the records."""
+        centres = on_host_once(W)
         mu_h = self.penalty.membership_ridge
-        M = curvature_of_gram(W @ W.T, rho=self.orthogonality(t), mu_h=mu_h)
+        M = curvature_of_gram(centres @ centres.T, rho=self.orthogonality(t), mu_h=mu_h)
         gamma = membership_step_size(M)
 
         def clipped(bound: float, keep: Array | None) -> Array:
-            return fused_kernels(view.X).clipped_gradients(
+            return kernels.clipped_gradients(
                 view.X,
                 center=view.center,
                 factors=view.factors,
-                squared_norms=view.squared_norms,
+                squares=squares,
                 W=W,
                 curvature=M,
                 gamma=gamma,

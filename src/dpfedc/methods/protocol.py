@@ -13,7 +13,7 @@ from array_api_compat import array_namespace
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
 from dpfedc.kernels.devices import on_accelerator
-from dpfedc.kernels.host import on_host
+from dpfedc.kernels.host import on_host_once
 from dpfedc.privacy.mechanism import Contribution, Released
 from dpfedc.privacy.sampling import Dealing
 from dpfedc.randomness import Randomness
@@ -31,7 +31,7 @@ def broadcast(state: State, name: str, *, above: float | None = None, most: floa
     """
     values = state[name]
     # One small copy costs an accelerator less than the same checks there.
-    looked_at = on_host(values) if on_accelerator(values) else values
+    looked_at = on_host_once(values) if on_accelerator(values) else values
     xp = array_namespace(looked_at)
     good = xp.isfinite(looked_at)
     if above is not None:
@@ -87,14 +87,12 @@ class Method(Protocol):
     A method with `listens` set also works, without releasing anything, at the sites that do not
     take part in a round. One with `sums_records` set contributes sums over records and reads them
     through the standardised view alone, so a round may be worked through in parts and in place.
-    `weight` says how many times as much memory as usual it needs for a record.
     """
 
     name: str
     n_rounds: int
     listens: bool = False
     sums_records: bool = False
-    weight: int = 1
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         """Return the state before round 1; sees no data."""
@@ -103,6 +101,10 @@ class Method(Protocol):
     def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
         """Return what each record keeps at its site during the stage (one row per record)."""
         return {}
+
+    def weight(self, X: Array, state: State) -> float:
+        """Return how many times as much memory as usual a round needs for a record."""
+        return 1.0
 
     def listen(self, batch: SiteBatch, state: State) -> None:
         """Do what a site does in a round that it only hears of."""

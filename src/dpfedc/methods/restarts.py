@@ -99,8 +99,7 @@ class Restarts(Method):
         """Return the number of clusters of each start."""
         return self.method.n_clusters
 
-    @property
-    def weight(self) -> int:  # type: ignore[override]
+    def weight(self, X: Array, state: State) -> float:
         """Return the number of starts: each has its own numbers for every record."""
         return self.n_restarts
 
@@ -186,8 +185,7 @@ class Choice(Method):
     sums_records = True
     n_rounds: int = 1
 
-    @property
-    def weight(self) -> int:  # type: ignore[override]
+    def weight(self, X: Array, state: State) -> float:
         """Return the number of starts."""
         return self.restarts.n_restarts
 
