@@ -19,6 +19,7 @@ from dpfedc.kernels.devices import moved
 from dpfedc.kernels.host import as_numpy
 from dpfedc.kernels.lloyd import squared_distances
 from dpfedc.kernels.standardized import CHUNK, Standardized
+from dpfedc.kernels.threads import rows_over_threads
 from dpfedc.methods.centres import membership_matrix
 from dpfedc.settings import Penalty, require_integer, require_number
 
@@ -77,14 +78,16 @@ class ClusterModel:
         the squared distances, summing to one. X may be on Torch's device, or be moved to `device`
         a chunk at a time; what is returned is in main memory.
         """
-        return np.concatenate([as_numpy(self._memberships(x)) for x in _chunks(X, device)])
+        with rows_over_threads():
+            return np.concatenate([as_numpy(self._memberships(x)) for x in _chunks(X, device)])
 
     def labels(self, X: Array, *, device: str | None = None) -> npt.NDArray[np.int32]:
         """Return the cluster of each record."""
-        parts = [
-            as_numpy(array_namespace(x).argmax(self._memberships(x), axis=1))
-            for x in _chunks(X, device)
-        ]
+        with rows_over_threads():
+            parts = [
+                as_numpy(array_namespace(x).argmax(self._memberships(x), axis=1))
+                for x in _chunks(X, device)
+            ]
         return np.concatenate(parts).astype(np.int32)
 
     def _memberships(self, X: Array) -> Array:

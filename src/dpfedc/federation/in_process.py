@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, device
-from threadpoolctl import threadpool_limits
 
 from dpfedc.errors import DPFedCError, InvalidInput
 from dpfedc.kernels import Array
 from dpfedc.kernels.devices import moved, on_accelerator
 from dpfedc.kernels.rows import in_runs
+from dpfedc.kernels.threads import rows_over_threads
 from dpfedc.methods.protocol import Method, Public, SiteBatch, Stage, State
 from dpfedc.privacy.mechanism import Gate, Part, SiteUploads
 from dpfedc.privacy.noise import SecureNoise
@@ -128,8 +128,11 @@ class Sites:
         A record counts as `weight` of them.
         """
         most = DEVICE_PART_RECORDS if on_accelerator(self.X) else PART_RECORDS
+        most = max(int(most / weight), 1)
         before = np.cumsum(self.offsets[sites + 1] - self.offsets[sites])
-        group = (before - 1) // max(int(most / weight), 1)
+        if before[-1] <= most:
+            return [sites]
+        group = (before - 1) // most
         return np.split(sites, np.flatnonzero(np.diff(group)) + 1)
 
     def remember(self, batch: SiteBatch, memory: dict[str, Array]) -> None:
@@ -168,13 +171,10 @@ def run(
     on_round: OnRound | None = None,
     diagnose: Diagnose | None = None,
 ) -> State:
-    """Run the stages one after another, from a public state, and return the final state.
-
-    Products here are tall and thin, for which a second BLAS thread costs more than it gives.
-    """
+    """Run the stages one after another, from a public state, and return the final state."""
     state = state or {}
     memory: dict[str, Array] = {}
-    with threadpool_limits(limits=1, user_api="blas"):
+    with rows_over_threads():
         for stage in stages:
             state = stage.method.start(state, sites.public, randomness)
             memory = _prepared(stage.method, sites, state, randomness, memory)

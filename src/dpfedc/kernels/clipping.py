@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_numpy_array
 
 from dpfedc.kernels import Array
 
@@ -21,6 +21,17 @@ def clip_weights(norms: Array, bound: float, present: Array | None = None) -> Ar
         weights = bound / xp.clip(norms, min=bound)
     keep = xp.isfinite(norms) if present is None else xp.isfinite(norms) & present
     return xp.where(keep, weights, xp.zeros_like(weights))
+
+
+def only_where(kept: Array, rows: Array) -> Array:
+    """Return the rows with zeros in place of those not kept; the rows themselves if all are.
+
+    An accelerator is not asked whether all are: the answer would be waited for.
+    """
+    xp = array_namespace(rows)
+    if is_numpy_array(rows) and kept.all():
+        return rows
+    return xp.where(kept[:, None], rows, xp.zeros_like(rows))
 
 
 def clipped_stack(G: Array, bounds: Array) -> Array:

@@ -20,9 +20,12 @@ from array_api_compat import array_namespace, device, is_numpy_array, is_torch_a
 from dpfedc.kernels import Array
 from dpfedc.kernels.devices import on_accelerator
 from dpfedc.kernels.host import on_host
+from dpfedc.kernels.threads import each
 
 Float = npt.NDArray[Any]
 
+TOGETHER = 2**13
+"""Records whose memberships step together: what they need stays in a core's cache."""
 SLACK = 8
 """Units of rounding, in proportion to the squared reach, that `residual_norms` adds."""
 
@@ -109,18 +112,24 @@ def _steps_in_place(A: Float, shrink: Float, pull: float, steps: int, H: Float |
 
     The curvature is symmetric, so H M is the transpose of M H'.
     """
-    push = np.multiply(A.T, pull, order="C")
-    if H is None:
-        old, steps = np.maximum(push, 0), steps - 1
-    else:
-        old = np.array(H.T, order="C")
-    new = np.empty_like(old)
-    for _ in range(steps):
-        np.matmul(shrink, old, out=new)
-        new += push
-        np.maximum(new, 0, out=new)
-        old, new = new, old
-    return old.T
+
+    def stepped(first: int) -> Float:
+        rows = slice(first, first + TOGETHER)
+        push = np.multiply(A[rows].T, pull, order="C")
+        if H is None:
+            old, left = np.maximum(push, 0), steps - 1
+        else:
+            old, left = np.array(H[rows].T, order="C"), steps
+        new = np.empty_like(old)
+        for _ in range(left):
+            np.matmul(shrink, old, out=new)
+            new += push
+            np.maximum(new, 0, out=new)
+            old, new = new, old
+        return old
+
+    parts = each(stepped, range(0, max(len(A), 1), TOGETHER))
+    return (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)).T
 
 
 def residual_norms(squared_norms: Array, A: Array, H: Array, gram: Array) -> Array:
@@ -134,8 +143,10 @@ def residual_norms(squared_norms: Array, A: Array, H: Array, gram: Array) -> Arr
     """
     xp = array_namespace(squared_norms, A, H, gram)
     # |W'h|^2 - 2 x.W'h in one sum over the clusters; H gram is written so as to lie like A and H.
-    fitted = xp.matrix_transpose(gram @ xp.matrix_transpose(H))
-    change = xp.sum((fitted - 2 * A) * H, axis=-1)
+    change = xp.matrix_transpose(gram @ xp.matrix_transpose(H))
+    change -= 2 * A
+    change *= H
+    change = xp.sum(change, axis=-1)
     lengths = xp.sqrt(xp.linalg.diagonal(gram))
     reach = xp.sqrt(squared_norms) + (H @ lengths[..., None])[..., 0]
     slack = SLACK * xp.finfo(A.dtype).eps * reach**2

@@ -9,7 +9,6 @@ products (OpenBLAS with AVX-512) blocks take half the time, elsewhere as long as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +17,18 @@ import numpy.typing as npt
 from array_api_compat import array_namespace, is_numpy_array
 
 from dpfedc.kernels import Array
+from dpfedc.kernels.threads import each
 
 Int64 = npt.NDArray[np.int64]
+Block = tuple[int, npt.NDArray[Any]]
+"""Consecutive rows, and the place of the first among all."""
 
 SMALL = 10**6
 """Multiplications in a product that OpenBLAS still takes for a small one."""
-LEAST_ROWS, MOST_ROWS = 16, 256
-"""Rows of a block: with fewer a block is all overhead, with more its columns are too few."""
+LEAST_BLOCK, LEAST_ROWS = 256, 16
+"""Rows of a block, and of a product within it: with fewer there is more overhead than work."""
+LEAST_GROUP, MOST_GROUPS = 10**7, 16
+"""Multiplications that are worth a thread of their own, and for how many threads there is work."""
 LEAST_RUN = 32
 """Runs shorter than this on average are copied together: the loop would cost more."""
 
@@ -59,12 +63,21 @@ class Runs:
         """Return the library that arrays made from these rows belong to."""
         return array_namespace(self.X)
 
-    def runs(self) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
-        """Yield each run's rows, with their place among the stacked rows."""
-        at = 0
+    def groups(self, k: int) -> list[list[Block]]:
+        """Return the rows in blocks for products with k columns, in groups worth a thread each."""
+        a_row = self.X.shape[1] * k
+        most = max(SMALL // a_row, LEAST_BLOCK)
+        blocks, at = [], 0
         for start, stop in zip(self.starts.tolist(), self.stops.tolist(), strict=True):
-            yield slice(at, at + stop - start), self.X[start:stop]
-            at += stop - start
+            rows = _even(stop - start, most)
+            for first in range(start, stop, rows):
+                block = self.X[first : min(first + rows, stop)]
+                blocks.append((at, block))
+                at += len(block)
+        groups = min(MOST_GROUPS, max(at * a_row // LEAST_GROUP, 1))
+        ends = [len(blocks) * (i + 1) // groups for i in range(groups)]
+        parts = [blocks[first:last] for first, last in zip([0, *ends[:-1]], ends, strict=True)]
+        return [part for part in parts if part]
 
     def take(self, index: Int64) -> npt.NDArray[Any]:
         """Return copies of the chosen ones among the stacked rows."""
@@ -80,49 +93,62 @@ def by_columns(X: Array | Runs, V: Array) -> Array:
     What follows a product goes over one cluster's numbers of all records at a time, and is faster
     so. The product itself is fastest the other way round, from a transposed copy of V.
     """
-    runs = _runs(X)
-    if runs is None:
+    groups = _groups(X, V.shape[0])
+    if groups is None:
         return X @ V.T
     flipped = np.ascontiguousarray(V.T)
     m, k = flipped.shape
-    product = np.empty((X.shape[0], k), np.result_type(X.dtype, V.dtype))
-    for at, run in runs:
-        rows = _even(len(run), SMALL // (m * k), least=LEAST_ROWS)
-        whole = len(run) // rows * rows
-        out = product[at]
-        np.matmul(run[:whole].reshape(-1, rows, m), flipped, out=out[:whole].reshape(-1, rows, k))
-        if whole < len(run):
-            np.matmul(run[whole:], flipped, out=out[whole:])
-    return np.asfortranarray(product)
+    columns = np.empty((k, X.shape[0]), np.result_type(X.dtype, V.dtype))
+
+    def multiply(blocks: list[Block]) -> None:
+        began = blocks[0][0]
+        product = np.empty((sum(len(block) for _, block in blocks), k), columns.dtype)
+        for at, block in blocks:
+            rows = _even(len(block), SMALL // (m * k), least=LEAST_ROWS)
+            whole, out = len(block) // rows * rows, product[at - began :]
+            even = out[:whole].reshape(-1, rows, k)
+            np.matmul(block[:whole].reshape(-1, rows, m), flipped, out=even)
+            if whole < len(block):
+                np.matmul(block[whole:], flipped, out=out[whole : len(block)])
+        columns[:, began : began + len(product)] = product.T
+
+    each(multiply, groups)
+    return columns.T
 
 
 def weighted_rows(V: Array, X: Array | Runs) -> Array:
     """Return V' X (k x m)."""
-    runs = _runs(X)
-    if runs is None:
-        return V.T @ X
     k, m = V.shape[1], X.shape[1]
-    total = np.zeros((k, m), np.result_type(X.dtype, V.dtype))
-    part = np.empty_like(total)
-    # Last rows first: a product with all rows has just gone by, and the last are still cached.
-    for at, run in reversed(runs):
-        rows = _even(len(run), MOST_ROWS)
-        columns = _even(m, SMALL // (rows * k), least=LEAST_ROWS)
-        for start in reversed(range(0, len(run), rows)):
-            block = run[start : start + rows]
-            weights = V[at.start + start : at.start + start + len(block)].T
+    groups = _groups(X, k)
+    if groups is None:
+        return V.T @ X
+    dtype = np.result_type(X.dtype, V.dtype)
+
+    def summed(blocks: list[Block]) -> npt.NDArray[Any]:
+        total, part = np.zeros((k, m), dtype), np.empty((k, m), dtype)
+        # Last rows first: a product with all rows has just gone by, and the last are still cached.
+        for at, block in reversed(blocks):
+            columns = _even(m, SMALL // (len(block) * k), least=LEAST_ROWS)
+            weights = V[at : at + len(block)].T
             for first in range(0, m, columns):
                 some = slice(first, first + columns)
                 np.matmul(weights, block[:, some], out=part[:, some])
             total += part
+        return total
+
+    total = np.zeros((k, m), dtype)
+    for part in each(summed, groups):
+        total += part
     return total
 
 
-def _runs(X: Array | Runs) -> list[tuple[slice, npt.NDArray[Any]]] | None:
-    """Return the runs of rows with their places; None for an array that is not NumPy's."""
+def _groups(X: Array | Runs, k: int) -> list[list[Block]] | None:
+    """Return the rows in groups of blocks; None if X is not NumPy's."""
     if isinstance(X, Runs):
-        return list(X.runs())
-    return [(slice(0, X.shape[0]), X)] if is_numpy_array(X) else None
+        return X.groups(k)
+    if not is_numpy_array(X):
+        return None
+    return Runs(X, np.zeros(1, np.int64), np.full(1, X.shape[0])).groups(k)
 
 
 def _even(size: int, most: int, least: int = 1) -> int:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
 from dpfedc.kernels import Array
+from dpfedc.kernels.clipping import only_where
 from dpfedc.kernels.devices import fused_kernels
 from dpfedc.kernels.factorization import (
     curvature_of_gram,
@@ -122,12 +123,11 @@ class Factorization(Method):
                 return self._clipped_sum(kernels, view, batch.memory["rounded_squares"], W, t)
         gram = W @ W.T
         A, H = self._memberships(view, W, gram, self.orthogonality(t))
+        sizes = xp.sqrt(xp.sum(H * H, axis=1))
         # A record whose numbers overflow is null: weight 0, and nothing that 0 would not cancel.
-        finite = xp.isfinite(xp.sum(H, axis=1, keepdims=True))
-        H = xp.where(finite, H, xp.zeros_like(H))
+        H = only_where(xp.isfinite(sizes), H)
         if dealing.n_parts > 1:
             return self._local_changes(batch, view, W, H, dealing)
-        sizes = xp.sqrt(xp.sum(H * H, axis=1))
         norms = 2 * residual_norms(view.squared_norms, A, H, gram) * sizes
 
         def total(weights: Array) -> Array:

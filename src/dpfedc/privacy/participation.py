@@ -38,7 +38,7 @@ def _dealt_rounds(
         hand, deck = deck[:sites_per_round], deck[sites_per_round:]
         missing = sites_per_round - len(hand)
         if missing:
-            others = rng.permutation(np.setdiff1d(np.arange(n_sites), hand))
+            others = rng.permutation(np.delete(np.arange(n_sites), hand))
             drawn = others[:missing]
             deck = rng.permutation(np.concatenate([hand, others[missing:]]))
             hand = np.concatenate([hand, drawn])
