@@ -139,9 +139,9 @@ def main() -> None:
     chosen = PRESETS[given.preset or "full"]
     with threadpool_limits(limits=1):
         results = {a: measured(a, *chosen[a]) for a in given.axes if a in chosen}
-    plot(results, given.output / "scaling.png")
     content = {"preset": given.preset or "full", "axes": results, "machine": machine()}
     write_json(given.output / "scaling.json", content)
+    plot(results, given.output / "scaling.png")
 
 
 if __name__ == "__main__":

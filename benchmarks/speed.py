@@ -7,15 +7,17 @@ shape where the data are absent), float32, 100 sites, 30 a round, 100 rounds, 10
 epsilon 20 (local trust), one BLAS thread. The floor (floor.py) and the fit are timed in turn:
 floor, fit, floor, fit, ..., floor. A ratio is the median over fits of the fit divided by the mean
 of the floors on its sides. "cpu" is processor time of the process, which a busy machine disturbs
-less than wall time. Memory is that of a fit in a fresh process (memory.py). The rivals in this
-process take turns with the fit; Flower and diffprivlib follow in environments of their own under
-results/envs, made on first use, or are left out with a note. Writes one JSON file per case.
+less than wall time. The fit with all threads and the fit with one follow, in turn. Memory is that
+of a fit in a fresh process (memory.py). The rivals in this process take turns with the fit; Flower
+and diffprivlib follow in environments of their own under results/envs, made on first use, or are
+left out with a note. Writes one JSON file per case.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -89,6 +91,20 @@ def in_turn(case: Case, repeats: int) -> dict[str, Any]:
     }
 
 
+def with_threads(case: Case, repeats: int) -> dict[str, Any]:
+    """Return the time of a fit with one thread over that with all, in turn."""
+    one: list[Seconds] = []
+    many: list[Seconds] = []
+    case.fit()
+    for _ in range(repeats):
+        with threadpool_limits(limits=1):
+            one.append(timed(case.fit)[0])
+        many.append(timed(case.fit)[0])
+    with threadpool_limits(limits=1):
+        one.append(timed(case.fit)[0])
+    return {"threads": os.cpu_count(), "all_over_one": ratios(many, one)}
+
+
 def elsewhere(case: Case, result: dict[str, Any], without: list[str], rounds: int) -> None:
     """Add the rivals that have an environment of their own, or why they are left out."""
     fit = result["runs"]["DPFedC"]["median_wall_s"]
@@ -140,6 +156,9 @@ def show(result: dict[str, Any]) -> None:
             f"{over['median_cpu']:.2f} by processor time; least over least "
             f"{over['least_wall']:.2f} and {over['least_cpu']:.2f}"
         )
+    spread = result["with_threads"]
+    faster = 1 / spread["all_over_one"]["median_wall"]
+    print(f"  with {spread['threads']} threads {faster:.2f} times as fast as with one")
     print(f"  first fit of the process, calibration included: {result['first_fit'].wall:.2f} s")
     print(
         f"  memory beyond the {memory['data_mib']:.1f} MiB of records: resident "
@@ -162,6 +181,7 @@ def main() -> None:
         case = CASES[name]()
         with threadpool_limits(limits=1):
             result = {"case": case.name, **in_turn(case, given.repeats), "left_out": {}}
+        result["with_threads"] = with_threads(case, given.repeats)
         elsewhere(case, result, given.without, given.flower_rounds)
         result["memory"] = peak_memory(case)
         show(result)

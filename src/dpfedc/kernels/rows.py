@@ -25,8 +25,12 @@ Block = tuple[int, npt.NDArray[Any]]
 
 SMALL = 10**6
 """Multiplications in a product that OpenBLAS still takes for a small one."""
-LEAST_BLOCK, LEAST_ROWS = 256, 16
-"""Rows of a block, and of a product within it: with fewer there is more overhead than work."""
+FEW = 32
+"""Clusters up to which small products are the faster ones: with more, copying matters less."""
+LEAST_ROWS, LEAST_COLUMNS = 32, 16
+"""Rows and columns of a small product: with fewer it would be all overhead."""
+BLOCK, LARGE_BLOCK = 256, 1024
+"""Rows that are taken at a time, where products are small and where not."""
 LEAST_GROUP, MOST_GROUPS = 10**7, 16
 """Multiplications that are worth a thread of their own, and for how many threads there is work."""
 LEAST_RUN = 32
@@ -63,10 +67,11 @@ class Runs:
         """Return the library that arrays made from these rows belong to."""
         return array_namespace(self.X)
 
-    def groups(self, k: int) -> list[list[Block]]:
-        """Return the rows in blocks for products with k columns, in groups worth a thread each."""
-        a_row = self.X.shape[1] * k
-        most = max(SMALL // a_row, LEAST_BLOCK)
+    def groups(self, most: int, k: int) -> list[list[Block]]:
+        """Return the rows in blocks of at most `most`, in groups that are worth a thread each.
+
+        `k` is the number of columns of the products to be made with them.
+        """
         blocks, at = [], 0
         for start, stop in zip(self.starts.tolist(), self.stops.tolist(), strict=True):
             rows = _even(stop - start, most)
@@ -74,7 +79,7 @@ class Runs:
                 block = self.X[first : min(first + rows, stop)]
                 blocks.append((at, block))
                 at += len(block)
-        groups = min(MOST_GROUPS, max(at * a_row // LEAST_GROUP, 1))
+        groups = min(MOST_GROUPS, max(at * self.X.shape[1] * k // LEAST_GROUP, 1))
         ends = [len(blocks) * (i + 1) // groups for i in range(groups)]
         parts = [blocks[first:last] for first, last in zip([0, *ends[:-1]], ends, strict=True)]
         return [part for part in parts if part]
@@ -93,42 +98,52 @@ def by_columns(X: Array | Runs, V: Array) -> Array:
     What follows a product goes over one cluster's numbers of all records at a time, and is faster
     so. The product itself is fastest the other way round, from a transposed copy of V.
     """
-    groups = _groups(X, V.shape[0])
-    if groups is None:
+    runs = _runs(X)
+    if runs is None:
         return X @ V.T
     flipped = np.ascontiguousarray(V.T)
     m, k = flipped.shape
     columns = np.empty((k, X.shape[0]), np.result_type(X.dtype, V.dtype))
+    rows, features = LARGE_BLOCK, m
+    if k <= FEW:
+        rows = max(SMALL // (m * k), LEAST_ROWS)
+        features = _even(m, SMALL // (rows * k))
 
     def multiply(blocks: list[Block]) -> None:
         began = blocks[0][0]
         product = np.empty((sum(len(block) for _, block in blocks), k), columns.dtype)
         for at, block in blocks:
-            rows = _even(len(block), SMALL // (m * k), least=LEAST_ROWS)
-            whole, out = len(block) // rows * rows, product[at - began :]
-            even = out[:whole].reshape(-1, rows, k)
-            np.matmul(block[:whole].reshape(-1, rows, m), flipped, out=even)
+            out = product[at - began : at - began + len(block)]
+            few = _even(len(block), rows)
+            whole = len(block) // few * few
+            stacks = [(block[:whole].reshape(-1, few, m), out[:whole].reshape(-1, few, k))]
             if whole < len(block):
-                np.matmul(block[whole:], flipped, out=out[whole : len(block)])
+                stacks.append((block[whole:], out[whole:]))
+            for stack, result in stacks:
+                np.matmul(stack[..., :features], flipped[:features], out=result)
+                for first in range(features, m, features):
+                    some = slice(first, first + features)
+                    np.add(result, stack[..., some] @ flipped[some], out=result)
         columns[:, began : began + len(product)] = product.T
 
-    each(multiply, groups)
+    each(multiply, runs.groups(LARGE_BLOCK, k))
     return columns.T
 
 
 def weighted_rows(V: Array, X: Array | Runs) -> Array:
     """Return V' X (k x m)."""
-    k, m = V.shape[1], X.shape[1]
-    groups = _groups(X, k)
-    if groups is None:
+    runs = _runs(X)
+    if runs is None:
         return V.T @ X
+    k, m = V.shape[1], X.shape[1]
     dtype = np.result_type(X.dtype, V.dtype)
+    small = k <= FEW and dtype == np.float32  # in double precision they are not faster here
 
     def summed(blocks: list[Block]) -> npt.NDArray[Any]:
         total, part = np.zeros((k, m), dtype), np.empty((k, m), dtype)
         # Last rows first: a product with all rows has just gone by, and the last are still cached.
         for at, block in reversed(blocks):
-            columns = _even(m, SMALL // (len(block) * k), least=LEAST_ROWS)
+            columns = _even(m, SMALL // (len(block) * k), least=LEAST_COLUMNS) if small else m
             weights = V[at : at + len(block)].T
             for first in range(0, m, columns):
                 some = slice(first, first + columns)
@@ -137,18 +152,17 @@ def weighted_rows(V: Array, X: Array | Runs) -> Array:
         return total
 
     total = np.zeros((k, m), dtype)
-    for part in each(summed, groups):
+    most = max(SMALL // (m * k), BLOCK) if small else LARGE_BLOCK
+    for part in each(summed, runs.groups(most, k)):
         total += part
     return total
 
 
-def _groups(X: Array | Runs, k: int) -> list[list[Block]] | None:
-    """Return the rows in groups of blocks; None if X is not NumPy's."""
-    if isinstance(X, Runs):
-        return X.groups(k)
-    if not is_numpy_array(X):
-        return None
-    return Runs(X, np.zeros(1, np.int64), np.full(1, X.shape[0])).groups(k)
+def _runs(X: Array | Runs) -> Runs | None:
+    """Return all rows as one run, if they are not runs already; None if X is not NumPy's."""
+    if isinstance(X, Runs) or not is_numpy_array(X):
+        return X if isinstance(X, Runs) else None
+    return Runs(X, np.zeros(1, np.int64), np.full(1, X.shape[0]))
 
 
 def _even(size: int, most: int, least: int = 1) -> int:
