@@ -120,3 +120,31 @@ def test_scale_runs_and_removes_its_records(run, tmp_path):
     assert result["shapes"]["many-small"]["sites"] == 500
     assert result["shapes"]["few-large"]["records_per_site"] == 10_000
     assert all(one["seconds_per_round"] > 0 for one in result["against_sites"])
+
+
+def test_the_floor_in_blocks_does_the_whole_products(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    import floor
+
+    rng = np.random.default_rng(0)
+    X, W, V = rng.random((613, 300)), rng.random((300, 25)), rng.random((25, 613))
+    tall, thin = np.full((613, 25), np.nan), np.full((25, 300), np.nan)
+    floor._tall_in_blocks(X, W, out=tall)
+    floor._thin_in_blocks(V, X, out=thin)
+    np.testing.assert_allclose(tall, X @ W)
+    np.testing.assert_allclose(thin, V @ X)
+
+
+def test_products_are_compared_in_both_precisions(run, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    import products
+
+    monkeypatch.setattr(products, "SHAPES", ((300, 40, 3),))
+    written = run("products", "--repeats", "1")["products"]
+    assert [row["dtype"] for row in written] == ["float32", "float64"]
+    for row in written:
+        for name in ("X W'", "V'X"):
+            times = row[name]
+            ratio = times["blocks_s"] / times["whole_s"]
+            assert times["blocks_over_whole"] == pytest.approx(ratio)
+            assert times["threads_s"] > 0

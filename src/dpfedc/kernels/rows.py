@@ -4,7 +4,7 @@ A round takes some of the sites, and their records are runs of rows of the whole
 together would cost as much time as a product with them, so products go run by run. For the same
 reason products go in blocks: a large product BLAS begins by copying both matrices into its own
 order, which for tall and thin ones costs as much as the product. Where it has kernels for small
-products (OpenBLAS with AVX-512) blocks take half the time, elsewhere as long as the whole.
+products (OpenBLAS with AVX-512) blocks take half the time; without them, up to a fifth more.
 """
 
 from __future__ import annotations
