@@ -60,7 +60,7 @@ def _tall_in_blocks(X: Float, W: Float, *, out: Float) -> None:
 
 def _thin_in_blocks(V: Float, X: Float, *, out: Float) -> None:
     """Write V X (k x m) to `out`, 250 rows and some columns at a time."""
-    step, columns = 250, SMALL // (250 * len(V)) // 16 * 16
+    step, columns = 250, max(SMALL // (250 * len(V)) // 16, 1) * 16
     part = np.empty_like(out)
     out[:] = 0
     for i in range(0, len(X), step):

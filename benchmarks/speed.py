@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -31,7 +30,7 @@ from environments import Unavailable
 from floor import floor
 from measuring import Seconds, machine, ratios, summary, timed, write_json
 from rivals import diffprivlib, flower, in_process, scores
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_info, threadpool_limits
 
 OTHERS = ("diffprivlib", "flower")
 
@@ -102,7 +101,8 @@ def with_threads(case: Case, repeats: int) -> dict[str, Any]:
         many.append(timed(case.fit)[0])
     with threadpool_limits(limits=1):
         one.append(timed(case.fit)[0])
-    return {"threads": os.cpu_count(), "all_over_one": ratios(many, one)}
+    threads = max(library["num_threads"] or 1 for library in threadpool_info())
+    return {"threads": threads, "all_over_one": ratios(many, one)}
 
 
 def elsewhere(case: Case, result: dict[str, Any], without: list[str], rounds: int) -> None:

@@ -84,6 +84,15 @@ def test_a_batch_of_large_sites_is_not_a_copy():
     np.testing.assert_array_equal(batch.X.take(np.arange(300)), X[np.r_[100:200, 400:600]])
 
 
+def test_a_light_method_has_large_parts_only_of_neighbours(monkeypatch):
+    """Where sites are not neighbours an accelerator copies their records."""
+    monkeypatch.setattr(in_process, "PART_RECORDS", 100)
+    sites = Sites.of(np.zeros((400, 1)), np.arange(400) // 10)
+    assert len(sites.split(np.arange(40), weight=1 / 16)) == 1
+    assert len(sites.split(np.arange(40), weight=1.0)) == 4
+    assert len(sites.split(np.arange(0, 40, 2), weight=1 / 16)) == 2
+
+
 def fitted(monkeypatch, part, least_run, **options):
     monkeypatch.setattr(in_process, "PART_RECORDS", part)
     monkeypatch.setattr("dpfedc.kernels.rows.LEAST_RUN", least_run)

@@ -18,7 +18,7 @@ from dpfedc.kernels import Array
 from dpfedc.kernels.devices import moved
 from dpfedc.kernels.host import as_numpy
 from dpfedc.kernels.lloyd import squared_distances
-from dpfedc.kernels.standardized import CHUNK, Standardized
+from dpfedc.kernels.standardized import Standardized
 from dpfedc.kernels.threads import rows_over_threads
 from dpfedc.methods.centres import membership_matrix
 from dpfedc.settings import Penalty, require_integer, require_number
@@ -26,6 +26,8 @@ from dpfedc.settings import Penalty, require_integer, require_number
 Float = npt.NDArray[Any]
 
 FORMAT = "dpfedc-model-1"
+CHUNK = 2**15
+"""Records that are assigned at a time."""
 DEVICE_CHUNK = 2**26
 """Numbers of X that are assigned at a time on Torch's device."""
 

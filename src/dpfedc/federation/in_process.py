@@ -128,6 +128,8 @@ class Sites:
         A record counts as `weight` of them.
         """
         most = DEVICE_PART_RECORDS if on_accelerator(self.X) else PART_RECORDS
+        if sites[-1] - sites[0] >= len(sites):
+            weight = max(weight, 1.0)  # not neighbours: the records will be copied
         most = max(int(most / weight), 1)
         before = np.cumsum(self.offsets[sites + 1] - self.offsets[sites])
         if before[-1] <= most:

@@ -32,6 +32,7 @@ LEAST_RECORDS = 2**10
 """With fewer records a CPU is as fast, and compiling takes a second."""
 MOST_CLUSTERS, MOST_FEATURES, MOST_STEPS = 64, 1024, 900
 _AT_ONCE = 2**27
+"""Numbers whose squares are summed at a time."""
 LEAST_BOUND = 1e-3
 """Gradients that are clipped shorter than this would need other scales."""
 TILE_FEATURES = 64
@@ -279,8 +280,8 @@ def _round(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         for _ in range(STEPS - 1):
             g = _positive(h, ON_CHIP)
             h = tl.dot(g, shrink, tl.dot(g, shrink_low, push))
-        # Centres of unit length have memberships of at most twice the number of steps. What centres
-        # of no honest server push out of float16's range is null.
+        # Centres of unit length have memberships of at most twice the number of steps. A membership
+        # that other centres push out of float16's range is zero.
         g = _positive(tl.where(h < 30000.0, h, 0.0), ON_CHIP)
         h = g.to(tl.float32)
         # |x - W'h| by the Gram identity, rounded up: h W W' h is scaled by 2^11, a h by 2^30.

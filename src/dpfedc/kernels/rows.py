@@ -29,8 +29,8 @@ FEW = 32
 """Clusters up to which small products are the faster ones: with more, copying matters less."""
 LEAST_ROWS, LEAST_COLUMNS = 32, 16
 """Rows and columns of a small product: with fewer it would be all overhead."""
-BLOCK, LARGE_BLOCK = 256, 1024
-"""Rows that are taken at a time, where products are small and where not."""
+LEAST_BLOCK, BLOCK, LARGE_BLOCK = 128, 256, 1024
+"""Rows that are taken at a time: at least, where products are small, and where they are not."""
 LEAST_GROUP, MOST_GROUPS = 10**7, 16
 """Multiplications that are worth a thread of their own, and for how many threads there is work."""
 LEAST_RUN = 32
@@ -72,6 +72,9 @@ class Runs:
 
         `k` is the number of columns of the products to be made with them.
         """
+        n, m = self.shape
+        groups = min(MOST_GROUPS, max(n * m * k // LEAST_GROUP, 1))
+        most = min(most, max(-(-n // groups), LEAST_BLOCK))
         blocks, at = [], 0
         for start, stop in zip(self.starts.tolist(), self.stops.tolist(), strict=True):
             rows = _even(stop - start, most)
@@ -79,7 +82,6 @@ class Runs:
                 block = self.X[first : min(first + rows, stop)]
                 blocks.append((at, block))
                 at += len(block)
-        groups = min(MOST_GROUPS, max(at * self.X.shape[1] * k // LEAST_GROUP, 1))
         ends = [len(blocks) * (i + 1) // groups for i in range(groups)]
         parts = [blocks[first:last] for first, last in zip([0, *ends[:-1]], ends, strict=True)]
         return [part for part in parts if part]
