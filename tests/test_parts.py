@@ -47,8 +47,9 @@ def test_runs_do_what_the_copied_rows_do(lengths, seed):
     st.integers(1, 40),
     st.sampled_from(["float32", "float64"]),
     st.integers(1_000, 2_000_000),
+    st.booleans(),
 )
-def test_products_in_blocks_are_the_whole_products(lengths, m, k, dtype, small):
+def test_products_in_blocks_are_the_whole_products(lengths, m, k, dtype, small, pays):
     rng = np.random.default_rng(len(lengths) + m)
     X = rng.standard_normal((sum(lengths) + 3 * len(lengths), m)).astype(dtype)
     stops = np.cumsum(np.asarray(lengths) + 3)
@@ -59,6 +60,7 @@ def test_products_in_blocks_are_the_whole_products(lengths, m, k, dtype, small):
     tolerance = 200 * np.finfo(dtype).eps
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpfedc.kernels.rows.SMALL", small)
+        patch.setattr("dpfedc.kernels.rows.small_products_pay", lambda: pays)
         for rows in (runs, copied):
             product, sums = by_columns(rows, W), weighted_rows(V, rows)
             assert product.dtype == sums.dtype == dtype

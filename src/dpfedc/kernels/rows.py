@@ -2,19 +2,22 @@
 
 A round takes some of the sites, and their records are runs of rows of the whole. Copying them
 together would cost as much time as a product with them, so products go run by run. For the same
-reason products go in blocks: a large product BLAS begins by copying both matrices into its own
-order, which for tall and thin ones costs as much as the product. Where it has kernels for small
-products (OpenBLAS with AVX-512) blocks take half the time; without them, up to a fifth more.
+reason products go in small blocks: a large product BLAS begins by copying both matrices into its
+own order, which for tall and thin ones costs as much as the product. OpenBLAS has kernels for small
+products on processors with AVX-512, where blocks take half the time; elsewhere they would take
+longer, and are not used.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, is_numpy_array
+from threadpoolctl import threadpool_info
 
 from dpfedc.kernels import Array
 from dpfedc.kernels.threads import each
@@ -27,6 +30,8 @@ SMALL = 10**6
 """Multiplications in a product that OpenBLAS still takes for a small one."""
 FEW = 32
 """Clusters up to which small products are the faster ones: with more, copying matters less."""
+WITH_KERNELS = {"SkylakeX", "Cooperlake", "SapphireRapids"}
+"""OpenBLAS's names for processors with AVX-512."""
 LEAST_ROWS, LEAST_COLUMNS = 32, 16
 """Rows and columns of a small product: with fewer it would be all overhead."""
 LEAST_BLOCK, BLOCK, LARGE_BLOCK = 128, 256, 1024
@@ -107,7 +112,7 @@ def by_columns(X: Array | Runs, V: Array) -> Array:
     m, k = flipped.shape
     columns = np.empty((k, X.shape[0]), np.result_type(X.dtype, V.dtype))
     rows, features = LARGE_BLOCK, m
-    if k <= FEW:
+    if k <= FEW and small_products_pay():
         rows = max(SMALL // (m * k), LEAST_ROWS)
         features = _even(m, SMALL // (rows * k))
 
@@ -139,7 +144,8 @@ def weighted_rows(V: Array, X: Array | Runs) -> Array:
         return V.T @ X
     k, m = V.shape[1], X.shape[1]
     dtype = np.result_type(X.dtype, V.dtype)
-    small = k <= FEW and dtype == np.float32  # in double precision they are not faster here
+    # In double precision small ones are not faster here.
+    small = k <= FEW and dtype == np.float32 and small_products_pay()
 
     def summed(blocks: list[Block]) -> npt.NDArray[Any]:
         total, part = np.zeros((k, m), dtype), np.empty((k, m), dtype)
@@ -158,6 +164,12 @@ def weighted_rows(V: Array, X: Array | Runs) -> Array:
     for part in each(summed, runs.groups(most, k)):
         total += part
     return total
+
+
+@cache
+def small_products_pay() -> bool:
+    """Return whether BLAS is known to have kernels for small products."""
+    return any(library.get("architecture") in WITH_KERNELS for library in threadpool_info())
 
 
 def _runs(X: Array | Runs) -> Runs | None:
