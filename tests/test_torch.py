@@ -31,6 +31,7 @@ from dpfedc.methods import dp_fedc, protocol
 from dpfedc.methods.dp_fedc import Factorization
 from dpfedc.methods.preprocessing import Mean, Scale
 from dpfedc.methods.protocol import Stage
+from dpfedc.methods.sums_and_gram import SumsAndGram
 from dpfedc.privacy.mechanism import Gate, RecordSum
 from dpfedc.privacy.noise import SIMULATED, TorchNoise
 from dpfedc.privacy.plan import PlannedRelease, PrivacyPlan
@@ -430,8 +431,9 @@ def test_rounds_with_the_fused_kernel_pass_the_same_gate(fused, rng, monkeypatch
         Factorization(4, 1, clip_norm=1e-5),
         Factorization(70, 1),
         Factorization(4, 1, extra_steps=3),
+        SumsAndGram(4, 1),
     ],
-    ids=["constant", "short bound", "many clusters", "local steps"],
+    ids=["constant", "short bound", "many clusters", "local steps", "sums and Gram"],
 )
 def test_what_the_fused_kernel_is_not_made_for(fused, rng, monkeypatch, method):
     monkeypatch.setattr(dp_fedc, "fused_kernels", lambda X: fused)

@@ -174,9 +174,9 @@ def small_products_pay() -> bool:
 
 def _runs(X: Array | Runs) -> Runs | None:
     """Return all rows as one run, if they are not runs already; None if X is not NumPy's."""
-    if isinstance(X, Runs) or not is_numpy_array(X):
-        return X if isinstance(X, Runs) else None
-    return Runs(X, np.zeros(1, np.int64), np.full(1, X.shape[0]))
+    if is_numpy_array(X):
+        return Runs(X, np.zeros(1, np.int64), np.full(1, X.shape[0]))
+    return X if isinstance(X, Runs) else None
 
 
 def _even(size: int, most: int, least: int = 1) -> int:

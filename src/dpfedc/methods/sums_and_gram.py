@@ -14,6 +14,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from dpfedc.kernels import Array
+from dpfedc.kernels.clipping import only_where
 from dpfedc.kernels.host import on_host
 from dpfedc.methods.dp_fedc import W_MAX, Factorization
 from dpfedc.methods.preprocessing import (
@@ -48,8 +49,7 @@ class SumsAndGram(Factorization):
         W = broadcast(state, "W", most=W_MAX)
         xp = array_namespace(W)
         _, H = self._memberships(view, W, W @ W.T, self.orthogonality(t))
-        finite = xp.isfinite(xp.sum(H, axis=1, keepdims=True))
-        H = xp.where(finite, H, xp.zeros_like(H))
+        H = only_where(xp.isfinite(xp.sum(H, axis=1)), H)
         H = H / xp.clip(xp.sqrt(xp.sum(H**2, axis=1)), min=1.0)[:, None]
         squares = xp.sum(H**2, axis=1)
 
@@ -65,6 +65,10 @@ class SumsAndGram(Factorization):
         norms = xp.sqrt(squares * (view.squared_norms + GRAM_WEIGHT**2 * squares))
         limit = math.sqrt(1 + self.constant**2 + GRAM_WEIGHT**2)
         return RecordSum(norms, limit, total, terms=terms)
+
+    def _fused(self, X: Array, state: State) -> None:
+        """Return none: the fused kernels sum gradients, which are not what is released here."""
+        return
 
     def combine(self, state: State, released: Released, t: int) -> State:
         """Return the least-squares centres, scaled to unit norm."""
