@@ -36,7 +36,7 @@ class SiteNode:
     `accepted` is the digest that the operator accepted after reading the terms, which verified it
     (`Agreement.verified`). X has one row per
     declared record; a row that is not `present`, or not finite, is null. Simulated noise protects
-    nobody and must be allowed by name.
+    nobody and must be allowed by name. `noise` is the secure noise that the site draws from.
     """
 
     agreement: Agreement
@@ -46,6 +46,7 @@ class SiteNode:
     present: npt.NDArray[np.bool_]
     ledger: Ledger
     allow_simulated: bool = False
+    noise: SecureNoise | None = None
     _number: int = field(init=False)
     _bytes: int = field(init=False)
 
@@ -170,7 +171,7 @@ class SiteNode:
     def _gate(self) -> Gate:
         agreement = self.agreement
         if agreement.noise == "secure":
-            return Gate(None, SecureNoise(), agreement.privacy)
+            return Gate(None, self.noise or SecureNoise(), agreement.privacy)
         randomness = Randomness(agreement.seed)
         return Gate(randomness, SimulatedNoise(randomness), agreement.privacy)
 
