@@ -14,7 +14,7 @@ from dpfedc.privacy.accountant import plan_epsilon, releases_epsilon
 from dpfedc.privacy.mechanism import Gate, RecordSum, Released, SiteUploads, SiteValues
 from dpfedc.privacy.participation import most_rounds_of_a_site, schedule
 from dpfedc.privacy.plan import PlannedRelease, PrivacyPlan
-from dpfedc.privacy.sampling import Dealing
+from dpfedc.privacy.sampling import Dealing, dealt_by_slot
 from dpfedc.randomness import Randomness
 from noise_checks import NOISE, STAGES, empty_batch, gate_of, noise_of, plan_of
 
@@ -82,18 +82,123 @@ def test_records_sampled_otherwise_than_planned_are_refused(q):
             gate.release(values, batch, dealing, stage="factorisation", t=1)
 
 
+ZERO, F = SiteValues(np.zeros((1, 3)), 1.0), "factorisation"
+REFUSED = r"'factorisation' must use the (coins that the gate drew|parts the gate dealt) for round "
+
+
+def batch_of_sizes(*sizes, first=0):
+    """Return sites with these numbers of records."""
+    sites = np.arange(len(sizes)) + first
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    return dataclasses.replace(empty_batch(sites), X=np.zeros((sum(sizes), 1)), offsets=offsets)
+
+
 def test_coins_that_the_gate_did_not_draw_are_refused():
-    gate = gate_of(plan_of(q=0.25))
-    batch, values = empty_batch([0]), SiteValues(np.zeros((1, 3)), 1.0)
+    gate, batch = gate_of(plan_of(q=0.25)), empty_batch([0])
     own = Dealing(0.25, 1, np.zeros(1, dtype=np.int64))  # says 0.25, and takes every record
-    with pytest.raises(InvalidInput, match="must use the coins that the gate drew"):
-        gate.release(values, batch, own, stage="factorisation", t=1)
-    dealing = gate.deal(batch, stage="factorisation", t=1)
-    gate.release(values, batch, dealing, stage="factorisation", t=1)
-    late = gate.deal(batch, stage="factorisation", t=2)
-    with pytest.raises(InvalidInput, match="must use the coins that the gate drew"):
-        gate.release(values, batch, dealing, stage="factorisation", t=2)
-    assert late.probability == 0.25
+    with pytest.raises(InvalidInput, match=REFUSED + "1, once"):
+        gate.release(ZERO, batch, own, stage=F, t=1)
+    dealing = gate.deal(batch, stage=F, t=1)
+    for forged in (own, copy.copy(dealing)):  # a copy could be used again
+        with pytest.raises(InvalidInput, match=REFUSED + "1, once"):
+            gate.release(ZERO, batch, forged, stage=F, t=1)
+    assert gate.events == []
+    gate.release(ZERO, batch, dealing, stage=F, t=1)
+
+
+@pytest.mark.parametrize("dealt_anew", [False, True])
+def test_coins_are_refused_in_a_later_round(dealt_anew):
+    """Coins that are used in every round hide a record once, not in each of them."""
+    gate, batch = gate_of(plan_of(q=0.25)), empty_batch([0])
+    dealing = gate.deal(batch, stage=F, t=1)
+    if dealt_anew:
+        gate.deal(batch, stage=F, t=2)
+    with pytest.raises(InvalidInput, match=REFUSED + "2, once"):  # although nobody has used them
+        gate.release(ZERO, batch, dealing, stage=F, t=2)
+    if dealt_anew:
+        with pytest.raises(InvalidInput, match=REFUSED + "1, once"):
+            gate.release(ZERO, batch, dealing, stage=F, t=1)
+        return
+    gate.release(ZERO, batch, dealing, stage=F, t=1)
+    with pytest.raises(InvalidInput, match=REFUSED + "2, once"):
+        gate.release(ZERO, batch, dealing, stage=F, t=2)
+
+
+def test_coins_are_refused_when_they_have_been_used_in_the_round():
+    gate, batch = gate_of(plan_of(q=0.25)), empty_batch([0])
+    dealing = gate.deal(batch, stage=F, t=1)
+    gate.release(ZERO, batch, dealing, stage=F, t=1)
+    with pytest.raises(InvalidInput, match=REFUSED + "1, once"):
+        gate.release(ZERO, batch, dealing, stage=F, t=1)
+    gate = gate_of(plan_of(q=0.25))
+    dealing = gate.deal(batch, stage=F, t=1)
+    with pytest.raises(InvalidInput, match=REFUSED + "1, once"):
+        gate.release_parts([(ZERO, batch, dealing)] * 2, np.array([0]), stage=F, t=1)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [batch_of_sizes(4, first=1), batch_of_sizes(5), batch_of_sizes(3, 1), batch_of_sizes(1)],
+)
+def test_coins_of_other_sites_or_sizes_are_refused(other):
+    """One coin for four records would be the same for all of them."""
+    gate, batch = gate_of(plan_of(q=0.25)), batch_of_sizes(4)
+    dealing = gate.deal(other, stage=F, t=1)
+    with pytest.raises(InvalidInput, match=REFUSED + "1, once"):
+        gate.release(ZERO, batch, dealing, stage=F, t=1)
+    gate.deal(batch, stage=F, t=1)
+    with pytest.raises(InvalidInput, match=REFUSED + "1, once"):
+        gate.release(ZERO, batch, dealing, stage=F, t=1)
+    assert gate.events == []
+
+
+@pytest.mark.parametrize("q", [1.0, 0.25])
+@pytest.mark.parametrize("n_parts", [1, 3])
+def test_parts_of_a_round_use_what_was_dealt_to_each_once(q, n_parts):
+    gate = gate_of(plan_of(q=q))
+    batches = [batch_of_sizes(4, 5), batch_of_sizes(7, first=2)]
+    for t in (1, 2):
+        dealt = [gate.deal(batch, stage=F, t=t, n_parts=n_parts) for batch in batches]
+        parts = [(ZERO, *pair) for pair in zip(batches, dealt, strict=True)]
+        gate.release_parts(iter(parts), np.arange(3), stage=F, t=t)
+        assert len(gate._dealt) == 0
+    assert [event.t for event in gate.events] == [1, 2]
+    gate.deal(batches[0], stage=F, t=3)
+    gate.deal(batches[0], stage=F, t=4)
+    assert len(gate._dealt) == 1  # what is past is not kept
+
+
+def test_a_slot_dealing_with_another_partition_is_refused():
+    """A part with all records is larger than the step size allows for."""
+    gate, batch = gate_of(plan_of()), batch_of_sizes(4, 5)
+    right = gate.deal(batch, stage=F, t=1, n_parts=3)
+    wrong = [
+        Dealing(1.0, 3, np.zeros(9, dtype=np.int64)),
+        Dealing(1.0, 3, np.roll(right.part, 1)),
+        Dealing(1.0, 3),
+        Dealing(1.0, 1),
+        Dealing(1.0, 2, right.part),
+        dealt_by_slot(batch, 2),
+        dealt_by_slot(batch_of_sizes(5, 4), 3),
+    ]
+    for dealing in wrong:
+        with pytest.raises(InvalidInput, match=REFUSED + "1, once"):
+            gate.release(ZERO, batch, dealing, stage=F, t=1)
+    assert gate.events == []
+    gate.release(ZERO, batch, dealt_by_slot(batch, 3), stage=F, t=1)
+    for dealing in (right, Dealing(1.0, 1, np.zeros(9, dtype=np.int64))):
+        with pytest.raises(InvalidInput, match=REFUSED + "2, once"):  # nobody asked for parts
+            gate.release(ZERO, batch, dealing, stage=F, t=2)
+    gate.release(ZERO, batch, Dealing(1.0, 1), stage=F, t=2)
+
+
+def test_without_a_plan_any_dealing_is_let_through():
+    gate, batch = Gate(), empty_batch([0])
+    dealing = Dealing(0.5, 2, np.ones(1, dtype=np.int64))
+    for t in (1, 1, 2):
+        gate.release(ZERO, batch, dealing, stage="x", t=t)
+    gate.deal(batch, stage="x", t=3)
+    assert len(gate._dealt) == 0
 
 
 @pytest.mark.parametrize("sensitivity", [math.inf, 0.0, -1.0, math.nan])

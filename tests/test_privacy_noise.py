@@ -112,6 +112,7 @@ def test_a_real_stage_gets_the_noise_that_is_stated(n_parts):
     exact, sensitivity = exact_release(case)
     gate = gate_of(plan_of("local", n_sites=10))
     batch, dealing, contribution = contribution_of(case)
+    gate.deal(batch, stage="factorisation", t=1, n_parts=n_parts)
     released = gate.release(contribution, batch, dealing, stage="factorisation", t=1)
     std = NOISE["factorisation"] * sensitivity * math.sqrt(2)
     require_variance(released.value - exact, std)

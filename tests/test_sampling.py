@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpfedc.privacy.sampling import Dealing, dealt_by_coins, dealt_by_slot, largest_batch_ratio
+from dpfedc.privacy.sampling import (
+    Dealing,
+    Unused,
+    dealt_by_coins,
+    dealt_by_slot,
+    largest_batch_ratio,
+)
 from dpfedc.randomness import Randomness
 
 site_sizes = st.lists(st.integers(1, 30), min_size=1, max_size=8)
@@ -71,6 +77,17 @@ def test_a_record_is_in_the_round_with_probability_one_when_all_are():
     assert Dealing(1.0, 2, np.array([0, 1, 0])).in_round is None
     assert Dealing(0.5, 1).in_round is None
     np.testing.assert_array_equal(Dealing(0.5, 1, np.array([0, -1])).in_round, [True, False])
+
+
+def test_stages_do_not_use_up_each_others_dealings():
+    unused, rows = Unused(), Rows.of([2, 3])
+    dealings = {stage: Dealing(0.5, 1, np.zeros(5, dtype=np.int64)) for stage in ("x", "y")}
+    for t, (stage, dealing) in enumerate(dealings.items(), start=1):
+        unused.keep(dealing, rows, stage=stage, t=t)
+    assert not unused.take(dealings["x"], rows, stage="y", t=2)
+    assert unused.take(dealings["x"], rows, stage="x", t=1)
+    assert not unused.take(dealings["x"], rows, stage="x", t=1)
+    assert unused.take(dealings["y"], rows, stage="y", t=2)
 
 
 @given(site_sizes, st.integers(0, 12), st.integers(1, 9))

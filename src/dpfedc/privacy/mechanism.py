@@ -35,6 +35,7 @@ from dpfedc.privacy.noise import Noise, SecureNoise
 from dpfedc.privacy.plan import PlannedRelease, PrivacyPlan
 from dpfedc.privacy.sampling import (
     Dealing,
+    Unused,
     dealt_by_coins,
     dealt_by_secret_coins,
     dealt_by_slot,
@@ -121,28 +122,29 @@ class Gate:
     events: list[ReleaseEvent] = field(default_factory=list)
     _spent: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     _last_round: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
-    _dealt: dict[str, Dealing] = field(default_factory=dict)
+    _dealt: Unused = field(default_factory=Unused)
 
     def __post_init__(self) -> None:
         if isinstance(self.noise, SecureNoise) and self.plan is None:
             raise InvalidInput("secure noise must come with a privacy plan, got none")
 
     def deal(self, batch: Batch, *, stage: str, t: int, n_parts: int = 1) -> Dealing:
-        """Return which records are in the round, as the plan has it."""
+        """Return which records are in the round, as the plan has it: for one release of them."""
         q = 1.0 if self.plan is None else self.plan.of_stage(stage).sampling_probability
         secure = isinstance(self.noise, SecureNoise)
         if secure and n_parts > 1:
             raise InvalidInput(NO_EXACT_SUM.format(stage))
         if q == 1:
-            return dealt_by_slot(batch, n_parts)
-        if secure:
+            dealing = dealt_by_slot(batch, n_parts)
+        elif secure:
             dealing = dealt_by_secret_coins(batch, q)
         elif self.randomness is not None:
             coins = self.randomness
             dealing = dealt_by_coins(batch, q, n_parts, randomness=coins, stage=stage, t=t)
         else:
             raise DPFedCError(f"stage {stage!r} needs coins, but the gate has no source of them")
-        self._dealt[stage] = dealing
+        if self.plan is not None:
+            self._dealt.keep(dealing, batch, stage=stage, t=t)
         return dealing
 
     def release(
@@ -172,7 +174,7 @@ class Gate:
         value: Array = 0.0
         done, expected, kinds = [], 0.0, set()
         for contribution, batch, dealing in parts:
-            self._require_dealt(stage, dealing)
+            self._require_dealt(dealing, batch, stage, t)
             value = self._sum(contribution, batch, dealing) + value
             done.append(batch.sites)
             expected += dealing.probability * batch.n_records
@@ -193,7 +195,7 @@ class Gate:
         """Charge, clip, add noise, and return the sum over the batch's sites as it may leave."""
         if isinstance(contribution, SiteUploads):
             raise InvalidInput(f"stage {stage!r} uploads points, for which no privacy is proved")
-        self._require_dealt(stage, dealing)
+        self._require_dealt(dealing, batch, stage, t)
         planned = self._charged(stage, t, batch.sites)
         sensitivity, z, std = contribution.sensitivity, 0.0, 0.0
         if planned is not None:
@@ -240,8 +242,8 @@ class Gate:
             for stage, counts in self._spent.items()
         )
 
-    def _require_dealt(self, stage: str, dealing: Dealing) -> None:
-        """Refuse records that were not drawn as planned, by this gate."""
+    def _require_dealt(self, dealing: Dealing, batch: Batch, stage: str, t: int) -> None:
+        """Refuse records that this gate did not draw as planned, for this round and this batch."""
         if self.plan is None:
             return
         planned = self.plan.of_stage(stage)
@@ -250,8 +252,9 @@ class Gate:
                 f"stage {stage!r} must sample records with probability "
                 f"{planned.sampling_probability}, got {dealing.probability}"
             )
-        if planned.sampling_probability < 1 and dealing is not self._dealt.get(stage):
-            raise InvalidInput(f"stage {stage!r} must use the coins that the gate drew for it")
+        if not self._dealt.take(dealing, batch, stage=stage, t=t):
+            what = "coins that the gate drew" if dealing.probability < 1 else "parts the gate dealt"
+            raise InvalidInput(f"stage {stage!r} must use the {what} for round {t}, once")
 
     def _charged(self, stage: str, t: int, sites: npt.NDArray[Any]) -> PlannedRelease | None:
         """Count the release at every site, before anything is computed from its records."""

@@ -80,6 +80,52 @@ def dealt_by_secret_coins(rows: Rows, probability: float) -> Dealing:
     return Dealing(probability, 1, np.where(inside, 0, -1))
 
 
+class Unused:
+    """What was dealt and has not been released: of each stage, the round dealt last.
+
+    Coins count as fresh and independent in every release, so a dealing is taken once, in its own
+    round, for the sites and sizes it was dealt for.
+    """
+
+    def __init__(self) -> None:
+        self._dealt: dict[tuple[str, int, bytes, bytes], Dealing] = {}
+
+    def __len__(self) -> int:
+        """Return how many dealings wait for their release."""
+        return len(self._dealt)
+
+    def keep(self, dealing: Dealing, rows: Rows, *, stage: str, t: int) -> None:
+        """Let the dealing be taken in round t, and none of the stage's other rounds any more."""
+        for key in [key for key in self._dealt if key[0] == stage and key[1] != t]:
+            del self._dealt[key]
+        self._dealt[_key(rows, stage, t)] = dealing
+
+    def take(self, dealing: Dealing, rows: Rows, *, stage: str, t: int) -> bool:
+        """Return whether this was dealt to these rows for round t, which uses it up.
+
+        Where all records take part nothing is drawn: then any dealing by slot will do that has as
+        many parts as were asked for (one, if nobody asked).
+        """
+        key = _key(rows, stage, t)
+        dealt = self._dealt.get(key)
+        right = dealing is dealt
+        if dealing.probability == 1:
+            right = _same(dealing, dealt_by_slot(rows, 1 if dealt is None else dealt.n_parts))
+        if right:
+            self._dealt.pop(key, None)
+        return right
+
+
+def _key(rows: Rows, stage: str, t: int) -> tuple[str, int, bytes, bytes]:
+    return stage, t, np.asarray(rows.sites).tobytes(), np.asarray(rows.offsets).tobytes()
+
+
+def _same(one: Dealing, other: Dealing) -> bool:
+    if one.part is None or other.part is None:
+        return one.n_parts == other.n_parts and one.part is other.part
+    return one.n_parts == other.n_parts and np.array_equal(one.part, other.part)
+
+
 def largest_batch_ratio(
     records_per_site: npt.NDArray[np.int64],
     extra_steps: int,
