@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dpfedc.kernels.clipping import clip_weights
+from dpfedc.kernels.standardized import is_far
 from dpfedc.methods.centres import Centres, Lengths
 from dpfedc.methods.federated_kmeans import LloydSums
 from dpfedc.methods.preprocessing import (
@@ -166,13 +167,14 @@ def added_sizes(case, batch):
         if isinstance(method, Bound | Lengths):
             sizes = np.full(case.n_records, 2.0)
         elif isinstance(method, Mean):
-            sizes = length(X) + length(state["origin"])
+            sizes = centred_lengths(X, state["origin"], state["bound"])
         elif isinstance(method, Scale):
             sizes = length(X - state["center"])
         elif isinstance(method, Subspace):
             sizes = wide(batch.memory["squared_norms"])
         elif isinstance(method, LloydSums):
-            sizes = wide(batch.memory["factors"]) * (length(X) + length(state["origin"])) + 1
+            lengths = centred_lengths(X, state["origin"], state["bound"])
+            sizes = wide(batch.memory["factors"]) * lengths + 1
         elif isinstance(method, Centres):
             sizes = centred_sizes(case, batch) + 1 + wide(batch.memory["plain_squares"])
         elif isinstance(method, SumsAndGram):
@@ -185,11 +187,19 @@ def added_sizes(case, batch):
 
 
 def centred_sizes(case, batch):
-    """Return the size of factor x and factor center, which enter sums apart and may cancel."""
-    sizes = wide(batch.memory["factors"]) * (length(case.X) + length(case.state["center"]))
+    """Return the size of what enters sums for x - center, rescaled."""
+    lengths = centred_lengths(case.X, case.state["center"], case.state["scale"])
+    sizes = wide(batch.memory["factors"]) * lengths
     if "basis" in case.state:
         sizes = sizes * np.abs(wide(case.state["basis"])).sum()
     return sizes
+
+
+def centred_lengths(X, center, scale):
+    """Return |x - center| of each record; |x| + |center| where they enter sums apart and cancel."""
+    if is_far(center, scale):
+        return length(X - center)
+    return length(X) + length(center)
 
 
 def memberships(case, absent=()):

@@ -22,6 +22,8 @@ HUGE = {np.float32: 1e25, np.float64: 1e200}
 """Their squares underflow and overflow."""
 FAR = {np.float32: 3.0, np.float64: 1e4}
 """How far from the origin the centre may lie, in units of the scale: cancellation costs digits."""
+FARTHER = {np.float32: 5, np.float64: 9}
+"""How many powers of ten farther it may lie, where the centre is subtracted before products."""
 
 
 @st.composite
@@ -40,7 +42,8 @@ def cases(draw, stage):
     n_features, k = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     bound = 10.0 ** draw(st.integers(-3, 3))
-    state = hostile_state(rng, n_features, k, bound=bound, dtype=dtype)
+    farther = 10.0 ** draw(st.integers(0, FARTHER[dtype]))
+    state = hostile_state(rng, n_features, k, bound=bound, dtype=dtype, farther=farther)
     constant = draw(st.sampled_from([0.0, 0.5]))
     clip, rho = draw(st.sampled_from([0.03, 0.1, 1.0])), draw(st.sampled_from([0.0, 0.3, 1.0]))
     method, t = method_of(stage, k, constant=constant, clip=clip, rho=rho)
@@ -100,16 +103,16 @@ def local_method(k, n_parts, sizes, *, q, constant=0.0, ridge=0.0, clip=0.3):
     )  # fmt: skip
 
 
-def hostile_state(rng, n_features, k, *, bound, dtype):
+def hostile_state(rng, n_features, k, *, bound, dtype, farther=1.0):
     """Return a broadcast that an honest server need not have made: far-off centre, any scale."""
 
     def vector(size):
         direction = rng.standard_normal(n_features)
         return (size * direction / np.linalg.norm(direction)).astype(dtype)
 
-    scale = bound * 2.0 ** rng.uniform(-10, 0.4)
-    origin = vector(bound * FAR[dtype] * rng.choice([0.0, rng.random()]))
-    center = vector(scale * FAR[dtype] * rng.choice([0.0, rng.random()]))
+    scale, reach = bound * 2.0 ** rng.uniform(-10, 0.4), FAR[dtype] * farther
+    origin = vector(bound * reach * rng.choice([0.0, rng.random()]))
+    center = vector(scale * reach * rng.choice([0.0, rng.random()]))
     values = {"origin": origin, "bound": bound, "center": center, "scale": scale}
     return {name: np.asarray(value, dtype=dtype) for name, value in values.items()} | {"k": k}
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpfedc.kernels import standardized
+from dpfedc.kernels import rows, standardized
 from dpfedc.kernels.lloyd import cluster_means, one_hot, relocated_centres, squared_distances
 from dpfedc.kernels.segments import (
     padded_rows,
@@ -178,7 +178,7 @@ def test_centered_norms_do_not_depend_on_the_chunks(rng, monkeypatch):
     X, center = rng.standard_normal((23, 3)) + 100, np.full(3, 100.0)
     expected = np.linalg.norm(X - center, axis=1)
     for chunk in (1, 7, 23, 4096):
-        monkeypatch.setattr(standardized, "CHUNK", chunk)
+        monkeypatch.setattr(rows, "_CACHED", 3 * chunk)
         np.testing.assert_allclose(centered_norms(X, center), expected, rtol=1e-13)
 
 

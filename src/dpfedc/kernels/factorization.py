@@ -139,7 +139,10 @@ def residual_norms(squared_norms: Array, A: Array, H: Array, gram: Array) -> Arr
 
     The residual matrix is never formed. The three terms nearly cancel when the residual is small,
     so the rounding error they can carry is added, in proportion to (|x_j| + sum_l h_jl |w_l|)^2:
-    the result is never below the true norm, which is what clipping needs.
+    the result is not below the true norm, which is what clipping needs, if A is right to the last
+    digits of |x_j| |w_l|. That of the standardised view is, where its centre is subtracted first
+    or no longer than twice the scale; up to where it is subtracted first (`is_far`) the result is
+    low by at most a hundred-thousandth part or two, measured.
     """
     xp = array_namespace(squared_norms, A, H, gram)
     # |W'h|^2 - 2 x.W'h in one sum over the clusters; H gram is written so as to lie like A and H.

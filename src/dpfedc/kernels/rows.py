@@ -10,6 +10,7 @@ longer, and are not used.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -40,6 +41,8 @@ LEAST_GROUP, MOST_GROUPS = 10**7, 16
 """Multiplications that are worth a thread of their own, and for how many threads there is work."""
 LEAST_RUN = 32
 """Runs shorter than this on average are copied together: the loop would cost more."""
+_CACHED, _ON_DEVICE = 2**19, 2**27
+"""Numbers in a temporary array: what a core's cache holds, and what keeps an accelerator busy."""
 
 
 @dataclass(frozen=True)
@@ -99,15 +102,17 @@ class Runs:
         return np.asarray(self.X[index - (ends - lengths)[run] + self.starts[run]])
 
 
-def by_columns(X: Array | Runs, V: Array) -> Array:
-    """Return X V' (n x k), in NumPy column after column in memory.
+def by_columns(X: Array | Runs, V: Array, minus: Array | None = None) -> Array:
+    """Return X V' (n x k), or (X - minus) V', in NumPy column after column in memory.
 
     What follows a product goes over one cluster's numbers of all records at a time, and is faster
     so. The product itself is fastest the other way round, from a transposed copy of V.
     """
     runs = _runs(X)
     if runs is None:
-        return X @ V.T
+        if minus is None:
+            return X @ V.T
+        return array_namespace(X).concat([_less(some, minus) @ V.T for _, some in chunks(X)])
     flipped = np.ascontiguousarray(V.T)
     m, k = flipped.shape
     columns = np.empty((k, X.shape[0]), np.result_type(X.dtype, V.dtype))
@@ -119,7 +124,8 @@ def by_columns(X: Array | Runs, V: Array) -> Array:
     def multiply(blocks: list[Block]) -> None:
         began = blocks[0][0]
         product = np.empty((sum(len(block) for _, block in blocks), k), columns.dtype)
-        for at, block in blocks:
+        for at, raw in blocks:
+            block = _less(raw, minus)
             out = product[at - began : at - began + len(block)]
             few = _even(len(block), rows)
             whole = len(block) // few * few
@@ -137,11 +143,15 @@ def by_columns(X: Array | Runs, V: Array) -> Array:
     return columns.T
 
 
-def weighted_rows(V: Array, X: Array | Runs) -> Array:
-    """Return V' X (k x m)."""
+def weighted_rows(V: Array, X: Array | Runs, minus: Array | None = None) -> Array:
+    """Return V' X, or V' (X - minus) (k x m)."""
     runs = _runs(X)
     if runs is None:
-        return V.T @ X
+        if minus is None:
+            return V.T @ X
+        xp = array_namespace(X)
+        parts = [V[at : at + some.shape[0], :].T @ _less(some, minus) for at, some in chunks(X)]
+        return xp.sum(xp.stack(parts), axis=0)
     k, m = V.shape[1], X.shape[1]
     dtype = np.result_type(X.dtype, V.dtype)
     # In double precision small ones are not faster here.
@@ -150,7 +160,8 @@ def weighted_rows(V: Array, X: Array | Runs) -> Array:
     def summed(blocks: list[Block]) -> npt.NDArray[Any]:
         total, part = np.zeros((k, m), dtype), np.empty((k, m), dtype)
         # Last rows first: a product with all rows has just gone by, and the last are still cached.
-        for at, block in reversed(blocks):
+        for at, raw in reversed(blocks):
+            block = _less(raw, minus)
             columns = _even(m, SMALL // (len(block) * k), least=LEAST_COLUMNS) if small else m
             weights = V[at : at + len(block)].T
             for first in range(0, m, columns):
@@ -164,6 +175,27 @@ def weighted_rows(V: Array, X: Array | Runs) -> Array:
     for part in each(summed, runs.groups(most, k)):
         total += part
     return total
+
+
+def chunks(X: Array) -> Iterator[tuple[int, Array]]:
+    """Yield rows that a temporary copy may be made of at a time, and the place of the first."""
+    rows = max((_CACHED if is_numpy_array(X) else _ON_DEVICE) // X.shape[1], 1)
+    for start in range(0, X.shape[0], rows):
+        yield start, X[start : min(start + rows, X.shape[0]), :]
+
+
+def _less(rows: Array, minus: Array | None) -> Array:
+    """Return rows - minus, with zero in place of a difference that is too large for a number.
+
+    Its record has no norm and weight zero, and zero times infinity would poison a sum.
+    """
+    if minus is None:
+        return rows
+    xp, difference = array_namespace(rows), rows - minus
+    finite = xp.isfinite(difference)
+    if is_numpy_array(rows) and finite.all():
+        return difference
+    return xp.where(finite, difference, xp.zeros_like(difference))
 
 
 @cache

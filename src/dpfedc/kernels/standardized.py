@@ -7,38 +7,64 @@ record is basis x~ instead, without a constant, and centres have d features.
 
 The standardised records are never formed. The method needs three things of them only (products
 with centres, weighted sums, norms), and each follows from one product with the raw records. So a
-fit copies nothing, and reads memory-mapped data where they lie.
+fit copies nothing, and reads memory-mapped data where they lie. Only where the centre is far from
+the origin is it subtracted first, from as many rows at a time as fit into the cache: see `is_far`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from array_api_compat import array_namespace, device, is_numpy_array
+import numpy as np
+from array_api_compat import array_namespace, device
 
 from dpfedc.kernels import Array
-from dpfedc.kernels.rows import Runs, by_columns, chosen_rows, weighted_rows
+from dpfedc.kernels.host import on_host_once
+from dpfedc.kernels.rows import Runs, by_columns, chosen_rows, chunks, weighted_rows
 
 CHUNK = 4096
 """Rows handled at a time where a temporary copy is needed."""
-_CACHED, _ON_DEVICE = 2**19, 2**27
-"""Numbers in a temporary array: what a core's cache holds, and what keeps an accelerator busy."""
+MOST_LOST, NEAR = 2.0**-32, 4.0
+"""The unit of rounding of a centre, and a centre, in units of the scale: see `is_far`."""
+
+
+def is_far(center: Array, scale: Array | float | None) -> bool:
+    """Return whether the centre must be subtracted before a product, not after it.
+
+    Subtracted after it, V'X - (sum of V) center adds up terms of length (|x| + |center|) / scale,
+    which is at most 1 + 2R, R = |center| / scale, for records within the scale; subtracted first,
+    they have length 1. Rounding is in proportion to the terms, so it is 1 + 2R times as much: in
+    the sum, which one record then moves by more than it is clipped to, and in X W', from which the
+    norms that are clipped are made. R may be at most 2^-32 / eps, which is 2^20 in double
+    precision: what is lost there is 2^-8 of what single precision loses at R = 0. Single precision
+    has no such reserve, and R may be 4: at most nine times what is lost at R = 0. What that comes
+    to is measured in docs/privacy-proof.md, section 9.
+
+    Without a scale nothing is clipped, and there is no length to compare with. The answer follows
+    from what was broadcast alone: no record is looked at.
+    """
+    if scale is None:
+        return False
+    most = max(MOST_LOST / float(array_namespace(center).finfo(center.dtype).eps), NEAR)
+    length = float(np.linalg.norm(on_host_once(center)))
+    return length > most * float(scale if isinstance(scale, float) else on_host_once(scale))
 
 
 def centered_norms(X: Array, center: Array) -> Array:
     """Return |x_j - center|, from the differences themselves, a chunk of rows at a time."""
-    xp = array_namespace(X, center)
-    n, parts = X.shape[0], []
-    chunk = max((_CACHED if is_numpy_array(X) else _ON_DEVICE) // X.shape[1], 1)
-    for start in range(0, n, chunk):
-        difference = X[start : min(start + chunk, n), :] - center
+    xp, parts = array_namespace(X, center), []
+    for _, rows in chunks(X):
+        difference = rows - center
         parts.append(xp.sqrt(xp.vecdot(difference, difference)))
     return xp.concat(parts)
 
 
 @dataclass(frozen=True)
 class Standardized:
-    """A view of records X as x~ above; `factors` holds 1 / max(scale, |x_j - center|)."""
+    """A view of records X as x~ above; `factors` holds 1 / max(scale, |x_j - center|).
+
+    `far` says that the centre is subtracted before products (`is_far`).
+    """
 
     X: Array | Runs
     center: Array
@@ -46,6 +72,7 @@ class Standardized:
     squared_norms: Array
     constant: float
     basis: Array | None = None
+    far: bool = False
 
     @classmethod
     def of(
@@ -65,13 +92,13 @@ class Standardized:
             factors = 1 / xp.where(norms > scale, norms, factors * scale)
             # A scale of zero must not turn a record at the centre into infinity times zero.
             factors = xp.where(xp.isfinite(factors), factors, xp.zeros_like(factors))
-        squares = (norms * factors) ** 2
+        squares, far = (norms * factors) ** 2, is_far(center, scale)
         if basis is not None:
-            projected = cls(X, center, factors, squares, 0.0).products(basis)
+            projected = cls(X, center, factors, squares, 0.0, far=far).products(basis)
             # A record whose norm overflows must stay known as one.
             squares = xp.where(xp.isfinite(squares), xp.sum(projected**2, axis=1), squares)
             constant = 0.0
-        return cls(X, center, factors, squares + constant**2, constant, basis)
+        return cls(X, center, factors, squares + constant**2, constant, basis, far)
 
     @property
     def n_features(self) -> int:
@@ -83,8 +110,9 @@ class Standardized:
     def products(self, W: Array) -> Array:
         """Return X~ W' (n x k)."""
         V = W[:, : self.X.shape[1]] if self.basis is None else W @ self.basis
-        A = by_columns(self.X, V)
-        A -= V @ self.center
+        A = by_columns(self.X, V, self.center if self.far else None)
+        if not self.far:
+            A -= V @ self.center
         A *= self.factors[:, None]
         if self.constant and self.basis is None:
             A += self.constant * W[:, -1]
@@ -94,7 +122,9 @@ class Standardized:
         """Return V' X~ (k x features) for weights V (n x k)."""
         xp = array_namespace(self.X)
         scaled = V * self.factors[:, None]
-        sums = weighted_rows(scaled, self.X) - xp.sum(scaled, axis=0)[:, None] * self.center
+        sums = weighted_rows(scaled, self.X, self.center if self.far else None)
+        if not self.far:
+            sums = sums - xp.sum(scaled, axis=0)[:, None] * self.center
         if self.basis is not None:
             return sums @ self.basis.T
         if not self.constant:

@@ -13,7 +13,7 @@ data with so many features that noisy sums would tell nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -154,7 +154,7 @@ class Centres(Method):
         full = standardized_view(batch, state, self.constant)
         xp = array_namespace(batch.X)
         squares = batch.memory["plain_squares"]
-        plain = Standardized(full.X, full.center, full.factors, squares, 0.0)
+        plain = replace(full, squared_norms=squares, constant=0.0, basis=None)
         if t == 1:
             H = membership_matrix(full, state["W"], penalty=self.penalty, steps=self.final_steps)
             labels = xp.argmax(H, axis=1)

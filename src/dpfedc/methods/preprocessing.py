@@ -13,7 +13,8 @@ from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
 from dpfedc.kernels.host import on_host, on_host_once
 from dpfedc.kernels.lloyd import one_hot
-from dpfedc.kernels.standardized import Standardized, centered_norms
+from dpfedc.kernels.rows import weighted_rows
+from dpfedc.kernels.standardized import Standardized, centered_norms, is_far
 from dpfedc.methods.protocol import Method, Public, SiteBatch, State, broadcast
 from dpfedc.privacy.mechanism import RecordSum, Released
 from dpfedc.privacy.sampling import Dealing
@@ -71,6 +72,7 @@ def standardized_view(batch: SiteBatch, state: State, constant: float) -> Standa
         memory["squared_norms"],
         constant,
         state.get("basis"),
+        is_far(state["center"], state.get("scale")),
     )
 
 
@@ -162,9 +164,11 @@ class Mean(Method):
     ) -> RecordSum:
         """Return the sum of x_j - origin."""
         xp, origin = array_namespace(batch.X), broadcast(state, "origin")
-        norms = centered_norms(batch.X, origin)
+        norms, far = centered_norms(batch.X, origin), is_far(origin, state.get("bound"))
 
         def total(weights: Array) -> Array:
+            if far:
+                return weighted_rows(weights[:, None], batch.X, origin)[0, :]
             return weights @ batch.X - xp.sum(weights) * origin
 
         def terms(rows: slice) -> Array:
