@@ -261,7 +261,6 @@ def test_a_call_that_is_too_long_is_refused_before_it_is_read(fleet, monkeypatch
 
 def test_a_port_that_is_taken_is_named(tmp_path):
     with fleet_server.bound_socket("127.0.0.1", 0) as bound:
-        bound.listen()
         port = bound.getsockname()[1]
         with pytest.raises(InvalidInput, match=f"port {port}: Address already in use"):
             fleet_server.bound_socket("127.0.0.1", port)
