@@ -96,17 +96,23 @@ def test_a_site_that_was_late_is_asked_again(fleet, monkeypatch):
     """Flower gives its request up while it looks gone; it has only been slow to report."""
     from flwr.server.superlink.linkstate import sql_linkstate as linkstate
 
-    look, now, looks = fleet.store.state.get_message_res, linkstate.now, []
+    state, now, fetched = fleet.store.state, linkstate.now, threading.Event()
+    look = state.get_message_res
 
-    def first_too_late(*args):
-        looks.append(args)
-        late = timedelta(seconds=3 * fleet_client.HEARTBEAT_S if len(looks) == 1 else 0)
+    def look_too_late(*args):
+        assert fetched.wait(PATIENCE)
+        state.get_message_res = look
+        late = timedelta(seconds=3 * fleet_client.HEARTBEAT_S)
         with monkeypatch.context() as patch:
             patch.setattr(linkstate, "now", lambda: now() + late)
             return look(*args)
 
-    monkeypatch.setattr(fleet.store.state, "get_message_res", first_too_late)
-    fleet.answering("berlin", answered, n_requests=2)
+    def reply(request):
+        fetched.set()
+        return answered(request)
+
+    state.get_message_res = look_too_late
+    fleet.answering("berlin", reply, n_requests=2)
     assert fleet.transport.exchange({"berlin": b"?"}, PATIENCE) == {"berlin": b"?"}
 
 
