@@ -299,7 +299,7 @@ def test_the_commands_of_the_docs_do_what_they_say(tmp_path):
             start_new_session=True,
         )
         try:
-            code = shell.wait(PATIENCE)
+            code = shell.wait(2 * PATIENCE)
         finally:  # whatever failed, the server and the sites do not outlive the test
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGKILL)
