@@ -163,7 +163,8 @@ def show(result: dict[str, Any]) -> None:
     print(
         f"  memory beyond the {memory['data_mib']:.1f} MiB of records: resident "
         f"{memory['resident_growth_over_data']:.2f} x the records (VmHWM), allocated "
-        f"{memory['traced_peak_over_data']:.2f} x (tracemalloc)",
+        f"{memory['traced_peak_over_data']:.2f} x (tracemalloc); its score allocates "
+        f"{memory['cost_peak_over_data']:.2f} x",
         flush=True,
     )
 

@@ -2,12 +2,18 @@
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from sklearn.datasets import make_blobs
 
 from command_line import HEAD, ROLES, outcome, patients, write_csv
 
-settings.register_profile("deterministic", deadline=None, derandomize=True, max_examples=60)
+settings.register_profile(
+    "deterministic",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],  # of a busy machine
+    derandomize=True,
+    max_examples=60,
+)
 settings.load_profile("deterministic")
 
 

@@ -16,6 +16,8 @@ with warnings.catch_warnings():  # it wants a package that Flower does not use
     warnings.simplefilter("ignore")
     from starlette.testclient import TestClient
 
+PATIENCE = 120.0
+"""Seconds. It bounds a hang; nothing that works takes so long, even on a busy machine."""
 _EMPTY = []
 """A new store as Flower makes it, which takes a second or two."""
 
@@ -47,7 +49,7 @@ class Fleet:
         """Let the sites go."""
         for thread in self._threads:
             thread.stop.set()
-            thread.join(20)
+            thread.join(PATIENCE)
 
     def key(self, name):
         path = self.home / name
@@ -87,12 +89,12 @@ class Fleet:
                     envelope, request = fetched
                     session.send(envelope, request, reply(request))
                 # Flower drops the answer of a site that leaves before it is taken out.
-                stop.wait(30)
+                stop.wait()
 
         ready, stop = threading.Event(), threading.Event()
         thread = threading.Thread(target=work, daemon=True)
         thread.stop = stop
         self._threads.append(thread)
         thread.start()
-        assert ready.wait(20)
+        assert ready.wait(PATIENCE)
         return thread

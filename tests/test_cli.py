@@ -263,7 +263,7 @@ def test_help_imports_nothing_heavy(words, told):
         "assert not heavy, heavy\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     assert told in done.stdout
@@ -316,14 +316,14 @@ def test_a_reader_that_goes_away_is_no_error(fitted):
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         err = process.stderr.read()
-        assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+        assert process.wait(timeout=120) == 128 + signal.SIGPIPE
     assert err == b""
 
 
 def test_the_example_runs():
     path = Path(__file__).parents[1] / "examples" / "clustering_sites.py"
     done = subprocess.run(
-        [sys.executable, path], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, path], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "Oslo: [" in done.stdout

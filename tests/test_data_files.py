@@ -16,7 +16,7 @@ from dpfedc.data import Table, read_table, read_tables
 from dpfedc.errors import DataUnavailable, InvalidInput, MissingExtra
 
 reuse_folder = settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 

@@ -3,7 +3,6 @@
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 import traceback
@@ -15,6 +14,7 @@ import pytest
 
 from dpfedc.data.source import DataSource
 from dpfedc.errors import DataUnavailable, InvalidInput
+from ports import reserved_port
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is an extra")
 
@@ -42,9 +42,7 @@ def server():
     initdb, pg_ctl = program("initdb"), program("pg_ctl")
     if initdb is None or pg_ctl is None:
         pytest.skip("PostgreSQL's initdb and pg_ctl are not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port, keeper = reserved_port()
     folder = Path(tempfile.mkdtemp(prefix="dpfedc-pg-"))
     who = account()
     (folder / "password").write_text(PASSWORD)
@@ -67,12 +65,25 @@ def server():
             "--no-locale", "--encoding", "UTF8", "--no-sync",
         )  # fmt: skip
         options = f"-F -c port={port} -c listen_addresses=127.0.0.1 -c unix_socket_directories=''"
-        run(pg_ctl, "-D", data, "-w", "-o", options, "-l", str(folder / "server"), "start")
+        run(
+            pg_ctl,
+            "-D",
+            data,
+            "-w",
+            "-t",
+            "300",
+            "-o",
+            options,
+            "-l",
+            str(folder / "server"),
+            "start",
+        )
         try:
             yield port
         finally:
             run(pg_ctl, "-D", data, "-m", "immediate", "stop")
     finally:
+        keeper.close()
         shutil.rmtree(folder)
 
 

@@ -20,7 +20,7 @@ from dpfedc.data.source import DataSource, Schema
 from dpfedc.errors import DataUnavailable, InvalidInput, MissingExtra
 
 reuse_folder = settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 names_strategy = st.lists(
     st.text("abcXYZ éß\"'%:().,;[]", max_size=6).map(lambda tail: f"c{tail}".strip()),

@@ -178,7 +178,7 @@ def test_two_processes_that_look_at_the_same_time_release_once(tmp_path, monkeyp
 
     def look(self, *place):
         found = looked(self, *place)
-        together.wait(20)
+        together.wait(60)
         return found
 
     monkeypatch.setattr(Ledger, "answer", look)
@@ -198,7 +198,7 @@ def test_two_processes_that_look_at_the_same_time_release_once(tmp_path, monkeyp
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert (len(answers), len(refusals)) == (1, 1)
     with Ledger.open(tmp_path / "berlin.ledger") as ledger:
         z = agreement.privacy.of_stage("lloyd").noise_multiplier

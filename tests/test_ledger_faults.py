@@ -37,7 +37,7 @@ def started(target, *arguments):
 
 def exit_code(target, *arguments):
     process = started(target, *arguments)
-    process.join(60)
+    process.join(120)
     return process.exitcode
 
 
@@ -227,7 +227,7 @@ def _races(paths, barrier, results, me):
     """Try to charge once to each ledger, at the same moment as the others."""
     for path, run in paths:
         with Ledger.open(path) as ledger:
-            barrier.wait(60)
+            barrier.wait(120)
             try:
                 charge(ledger, run=run or me, plan=MANY, t=50, request=me)
                 results.put((str(path), me))
@@ -253,9 +253,9 @@ def test_the_last_charge_is_admitted_once(tmp_path, run):
     barrier, results = context.Barrier(len(rivals)), context.Queue()
     processes = [started(_races, paths, barrier, results, me) for me in rivals]
     for process in processes:
-        process.join(60)
+        process.join(120)
         assert process.exitcode == 0
-    won = dict(results.get(timeout=10) for _ in paths)
+    won = dict(results.get(timeout=120) for _ in paths)
     assert set(won) == {str(path) for path, _ in paths}
     assert results.empty()
     for path, winner in won.items():

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import struct
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -156,10 +155,7 @@ def test_deep_and_huge_heads_are_refused():
 
 
 def test_a_declared_size_allocates_nothing():
-    data = message({**PLACE, "arrays": [["a", "<f8", [2**27]]]})
-    tracemalloc.start()
+    # More than any machine can address: who makes room for it before looking finds no memory.
+    data = message({**PLACE, "arrays": [["a", "<f8", [2**26, 2**26]]]})
     with pytest.raises(InvalidInput, match="cut off"):
         Request.from_bytes(data)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 2**20

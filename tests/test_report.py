@@ -202,7 +202,7 @@ def test_figures_are_reproducible_and_touch_no_global_state():
         "found = {'matplotlib.pyplot', 'dpfedc.methods', 'dpfedc.estimators'} & set(sys.modules); "
         "sys.exit(str(found) if found else 0)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def blas_threads():
 @needs_blas
 @pytest.mark.parametrize("threads", [1, 3])
 def test_blas_has_one_thread_within_and_the_rest_goes_to_each(threads):
-    meet = threading.Barrier(threads, timeout=10)
+    meet = threading.Barrier(threads, timeout=60)
 
     def work(item):
         meet.wait()  # passes only if as many are at work at a time
@@ -66,7 +66,7 @@ def test_what_fails_in_a_thread_is_told():
 @needs_blas
 def test_many_at_a_time_leave_blas_as_it_was():
     before = blas_threads()
-    inside, first_left = threading.Barrier(3, timeout=10), threading.Event()
+    inside, first_left = threading.Barrier(3, timeout=60), threading.Event()
 
     def hold(i):
         if i:
@@ -75,7 +75,7 @@ def test_many_at_a_time_leave_blas_as_it_was():
             if i == 0:
                 inside.wait()  # the one who holds BLAS
             else:
-                first_left.wait(10)
+                first_left.wait(60)
         first_left.set()
 
     with ThreadPoolExecutor(3) as pool:

@@ -9,18 +9,15 @@ import threading
 import time
 from pathlib import Path
 
+from ports import reserved_port
+
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
-PATIENCE = 120.0
+PATIENCE = 600.0
+"""Seconds. It bounds a hang; a busy machine takes a minute to start all processes."""
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def wait_until(there, *, what, patience=PATIENCE):
-    end = time.monotonic() + patience
+def wait_until(there, *, what):
+    end = time.monotonic() + PATIENCE
     while not there():
         assert time.monotonic() < end, f"waited too long for {what}"
         time.sleep(0.05)
@@ -51,21 +48,21 @@ class Process:
     def ended(self):
         return self._process.poll() is not None
 
-    def result(self, patience=PATIENCE):
-        code = self._process.wait(patience)
+    def result(self):
+        code = self._process.wait(PATIENCE)
         self._file.close()
         return code
 
     def kill(self):
         """End it as a power failure would."""
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait(20)
+        self._process.wait(PATIENCE)
         self._file.close()
 
     def close(self):
         if not self.ended:
             self._process.terminate()
-            assert self._process.wait(20) in (0, -signal.SIGTERM), self.text
+            assert self._process.wait(PATIENCE) in (0, -signal.SIGTERM), self.text
         self._file.close()
 
 
@@ -113,7 +110,8 @@ class Federation:
     """A server with sites, set up and run by the commands that operators type."""
 
     def __init__(self, home, *, insecure=False):
-        self.home, self.port = Path(home), free_port()
+        self.home = Path(home)
+        self.port, self._keeper = reserved_port()
         self.insecure = insecure
         self.running = {}
         more = ("--insecure",) if insecure else ()
@@ -153,10 +151,12 @@ class Federation:
     def run(self, *words):
         """Start a run; it goes on while the test does something else."""
         self.running["run"] = Process(
-            ("run", *words, "--server", self.home / "server", "--wait", 60), self.home / "run.log"
+            ("run", *words, "--server", self.home / "server", "--wait", PATIENCE),
+            self.home / "run.log",
         )
         return self.running["run"]
 
     def close(self):
         for process in reversed(self.running.values()):
             process.close()
+        self._keeper.close()

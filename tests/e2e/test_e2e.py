@@ -1,7 +1,10 @@
 """Real processes, TLS and keys between them: one server and four sites with the digits."""
 
+import contextlib
 import csv
+import os
 import re
+import signal
 import sqlite3
 import statistics
 import subprocess
@@ -28,7 +31,8 @@ from dpfedc.privacy.ledger import Ledger
 from dpfedc.privacy.mechanism import Gate
 from dpfedc.randomness import Randomness
 from dpfedc.records import RunRecord
-from processes import ENVIRONMENT, Federation, Listener, wait_until
+from ports import reserved_port
+from processes import ENVIRONMENT, PATIENCE, Federation, Listener, wait_until
 from test_coordinator import NoiseOfEach
 
 pytestmark = pytest.mark.e2e
@@ -66,7 +70,7 @@ def write_sites(home):
     }
 
 
-def plan_file(home, name, *, rounds=3, noise="simulated", deadline=60, min_answers=2):
+def plan_file(home, name, *, rounds=3, noise="simulated", deadline=PATIENCE, min_answers=2):
     path = home / f"{name}.toml"
     path.write_text(
         f'[run]\nname = "{name}"\ncoordinator = "test"\nclusters = 10\nfeatures = {FEATURES}\n'
@@ -257,13 +261,13 @@ def test_who_listens_in_reads_nothing_unless_tls_is_off(tmp_path, insecure):
         wait_until(lambda: transport.online()["site"], what="the site")
         array = np.full(1000, 1234.5678)
         request = packed({"kind": "test"}, {"array": array})
-        assert transport.exchange({"site": request}, 60) == {"site": request}
+        assert transport.exchange({"site": request}, PATIENCE) == {"site": request}
         for seen in (listener.up, listener.down):
             assert len(seen) > array.nbytes
             assert (array.tobytes() in seen) == insecure
             assert (array[:4].tobytes() in seen) == insecure
         stop.set()
-        site.join(20)
+        site.join(PATIENCE)
         client.close()
     finally:
         stop.set()
@@ -272,24 +276,35 @@ def test_who_listens_in_reads_nothing_unless_tls_is_off(tmp_path, insecure):
 
 
 def test_the_commands_of_the_docs_do_what_they_say(tmp_path):
-    """All commands of "Try it on one machine", as they stand there."""
+    """All commands of "Try it on one machine", as they stand there but for the port."""
     docs = Path(__file__).parents[2] / "docs" / "deployment.md"
     section = docs.read_text().split("## Try it on one machine")[1].split("\n## ")[0]
     commands = "".join(re.findall(r"```sh\n(.*?)```", section, flags=re.DOTALL))
     assert commands.count("dpfedc ") > 8
+    port, keeper = reserved_port()
+    for words, on_our_port in (
+        ("server init server ", f"server init server --port {port} "),
+        ("localhost:8470", f"localhost:{port}"),
+    ):
+        assert commands.count(words) == 1
+        commands = commands.replace(words, on_our_port)
     path = f"{Path(sys.executable).parent}:{ENVIRONMENT['PATH']}"
-    with (tmp_path / "out").open("w") as out:
-        done = subprocess.run(
+    with keeper, (tmp_path / "out").open("w") as out:
+        shell = subprocess.Popen(
             ["bash", "-e", "-c", commands],
             cwd=tmp_path,
             env={**ENVIRONMENT, "PATH": path},
             stdout=out,
             stderr=subprocess.STDOUT,
-            check=False,
-            timeout=300,
+            start_new_session=True,
         )
+        try:
+            code = shell.wait(2 * PATIENCE)
+        finally:  # whatever failed, the server and the sites do not outlive the test
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
     said = (tmp_path / "out").read_text()
-    assert done.returncode == 0, said
+    assert code == 0, said
     for words in ("as expected", "Accepted run", "Sites that have the model: north, south, west"):
         assert words in said
     assert len((tmp_path / "north-labels.csv").read_text().splitlines()) == 3001

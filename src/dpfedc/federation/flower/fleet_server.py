@@ -81,6 +81,7 @@ def bound_socket(listen: str, port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((listen, port))
+        bound.listen()  # binding alone would also succeed beside a server that is just starting
     except OSError as error:
         bound.close()
         raise InvalidInput(f"cannot listen on {listen} port {port}: {error.strerror}") from error

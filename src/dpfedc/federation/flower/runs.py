@@ -21,7 +21,8 @@ from dpfedc.federation.proposal import proposed_by_toml
 from dpfedc.federation.receipts import public_key
 
 AGREEMENT = "agreement.json"
-_HELLO_S, _OFFER_S, _RESULT_S = 30.0, 30.0, 30.0
+_REPLY_S = 120.0
+"""How long a site that is there may take for words around the rounds, on a busy machine too."""
 _AGAIN_S = 2.0
 
 
@@ -66,7 +67,7 @@ def proposal(
 ) -> Agreement:
     """Return the agreement on a plan with these sites, as many records as they declare."""
     keys = folder.enrolled()
-    replies = transport.exchange({name: control.hello() for name in names}, _HELLO_S)
+    replies = transport.exchange({name: control.hello() for name in names}, _REPLY_S)
     sites = []
     for name in names:
         reply = replies.get(name)
@@ -119,7 +120,7 @@ def acceptances(
     while True:
         online = {name for name, there in transport.online().items() if there}
         asked = dict.fromkeys((names & online) - accepted - refusals.keys(), words)
-        for name, reply in transport.exchange(asked, _OFFER_S).items():
+        for name, reply in transport.exchange(asked, _REPLY_S).items():
             if isinstance(reply, Refusal):
                 refusals[name] = reply.reason
             elif _said(reply).get("accepted") is True:
@@ -155,7 +156,7 @@ def publish(transport: FlowerTransport, agreement: Agreement, folder: Path) -> s
     words = control.result(agreement.digest, (folder / MODEL).read_bytes())
     online = transport.online()
     names = [site.name for site in agreement.sites if online.get(site.name)]
-    replies = transport.exchange(dict.fromkeys(names, words), _RESULT_S)
+    replies = transport.exchange(dict.fromkeys(names, words), _REPLY_S)
     return {name for name, reply in replies.items() if isinstance(reply, bytes)}
 
 

@@ -38,8 +38,9 @@ class FlowerTransport:
     ) -> dict[str, bytes | Refusal]:
         """Send each site its request; return the replies that came before the deadline.
 
-        A site that starts anew meanwhile is sent its request again: it may have lost it, and it
-        has the answer on its disk if it had given it.
+        A site that starts anew meanwhile, or was silent for so long that the store took it for
+        gone, is sent its request again: it may have lost it, and it has the answer on its disk if
+        it had given it.
         """
         keys = {name: read_public_key(line) for name, line in self._folder.enrolled().items()}
         answers: dict[str, bytes | Refusal] = {}
@@ -60,6 +61,9 @@ class FlowerTransport:
                             asked[request_id] = name
                 for request_id, fields in mailbox.pull(set(asked)):
                     name = asked.pop(request_id)
+                    if fields is None:
+                        since.pop(name, None)  # given up; the site may be late, not gone
+                        continue
                     reply = verified(fields, requests[name], keys[name])
                     if reply is not None:
                         answers[name] = reply
@@ -69,10 +73,10 @@ class FlowerTransport:
 
 
 def verified(
-    fields: Mapping[str, Any] | None, request: bytes, key: EllipticCurvePublicKey
+    fields: Mapping[str, Any], request: bytes, key: EllipticCurvePublicKey
 ) -> bytes | Refusal | None:
     """Return the reply that the key's holder gave to a request, None if it is not that."""
-    answer, signature = (fields or {}).get(ANSWER), (fields or {}).get(SIGNATURE)
+    answer, signature = fields.get(ANSWER), fields.get(SIGNATURE)
     if not isinstance(answer, bytes) or not isinstance(signature, bytes):
         return None
     return opened(answer) if is_signed_answer(key, request, answer, signature) else None
