@@ -166,7 +166,10 @@ BAD_ACCOUNTS = {
     "a round without noise": (("silent.jsonl",), "must log its noise, got one without"),
     "a stage of its own": (("foreign.jsonl",), "'extra' is not in the privacy plan"),
     "more sites a round": (("--published", "--sites-per-round", 200), "from 1 to 100, got 200"),
-    "an epsilon of 0": (("--published", "--epsilon", 0), "epsilon must be > 0, got 0.0"),
+    "an epsilon of 0": (
+        ("--published", "--epsilon", 0),
+        "epsilon must be >= 1e-06 and <= 1000000, got 0.0",
+    ),
     "outside the theorem": (
         ("--published", "--delta", 0.9, "--batch-size", 1),
         "Theorem 2 needs 1.25 q / delta > 1",

@@ -55,7 +55,11 @@ BAD_TABLES = {
     "an unknown variant": (GOOD, ("--variant", "x"), "'--variant': 'x' is not", "'published'"),
     "an unknown option": (GOOD, ("--x",), "--x", "dpfedc fit --help"),
     "an unknown column": (GOOD, ("--label-column", "x"), "must have", "'x'"),
-    "epsilon below 0": (GOOD, ("--epsilon", -1), "epsilon must be > 0, got -1.0"),
+    "epsilon below 0": (
+        GOOD,
+        ("--epsilon", -1),
+        "epsilon must be >= 1e-06 and <= 1000000, got -1.0",
+    ),
     "both noise and none": (GOOD, ("--epsilon", 1, "--no-noise"), "--epsilon exclude", "got"),
     "no bound for the noise": (GOOD, ("--variant", "published"), "--gradient-bound", "got neither"),
     "survivors alone": (GOOD, ("--min-survivors", 1), "needs --trust secure-aggregation", "local"),

@@ -311,8 +311,8 @@ BAD_SETTINGS = [
     ({"local_steps": -1}, "local_steps must be >= 0, got -1"),
     ({"norm_bound": "auto"}, "norm_bound must be a number > 0, got 'auto'"),
     ({"epsilon": 1.0}, "norm_bound must be a number when epsilon is set, got None"),
-    ({"epsilon": -1.0, "norm_bound": 1.0}, "epsilon must be > 0, got -1"),
-    ({"delta": 0.0}, "delta must be > 0 and < 1, got 0"),
+    ({"epsilon": -1.0, "norm_bound": 1.0}, "epsilon must be >= 1e-06 and <= 1000000, got -1"),
+    ({"delta": 0.0}, "delta must be >= 1e-12 and < 1, got 0"),
     ({"diagnostics": 1}, "diagnostics must be True or False, got 1"),
 ]
 

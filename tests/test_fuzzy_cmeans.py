@@ -356,8 +356,8 @@ def test_uploaded_sizes_survive_their_unit(blobs):
     X, _, sites = blobs
     settings = {"n_clusters": 3, "n_rounds": 3, "weighted": True, "random_state": 0}
     plain = FederatedFuzzyCMeans(**settings, norm_bound=20.0).fit(X, sites=sites)
-    noisy = FederatedFuzzyCMeans(**settings, norm_bound=20.0, epsilon=1e9).fit(X, sites=sites)
-    np.testing.assert_allclose(noisy.cluster_centers_, plain.cluster_centers_, atol=0.01)
+    noisy = FederatedFuzzyCMeans(**settings, norm_bound=20.0, epsilon=1e6).fit(X, sites=sites)
+    np.testing.assert_allclose(noisy.cluster_centers_, plain.cluster_centers_, atol=0.05)
     assert not np.array_equal(noisy.cluster_centers_, plain.cluster_centers_)
     swamped = FederatedFuzzyCMeans(**settings, norm_bound=20.0, epsilon=0.01).fit(X, sites=sites)
     assert np.isfinite(swamped.cluster_centers_).all()
@@ -395,8 +395,8 @@ def test_long_records_are_clipped(rng):
         ({"n_init": 0}, "n_init must be >= 1, got 0"),
         ({"norm_bound": 0}, "norm_bound must be > 0, got 0"),
         ({"epsilon": 1.0}, "norm_bound must be a number when epsilon is set, got None"),
-        ({"epsilon": -1.0, "norm_bound": 1.0}, "epsilon must be > 0.* got -1"),
-        ({"delta": 0.0}, "delta must be > 0 and < 1, got 0"),
+        ({"epsilon": -1.0, "norm_bound": 1.0}, "epsilon must be >= 1e-06.* got -1"),
+        ({"delta": 0.0}, "delta must be >= 1e-12 and < 1, got 0"),
         ({"init": [[1.0, 2.0]]}, r"init must have shape \(3, 2\), got \(1, 2\)"),
         ({"n_clusters": 151}, "n_samples=150 should be >= n_clusters=151"),
     ],

@@ -324,8 +324,8 @@ BAD_SETTINGS = [
     ({"sites_per_round": 5}, "sites_per_round must be from 1 to 4, got 5"),
     ({"norm_bound": -1.0}, "norm_bound must be > 0, got -1"),
     ({"epsilon": 1.0}, "norm_bound must be a number when epsilon is set, got None"),
-    ({"epsilon": 0.0, "norm_bound": 1.0}, "epsilon must be > 0, got 0"),
-    ({"delta": 1.0}, "delta must be > 0 and < 1, got 1"),
+    ({"epsilon": 0.0, "norm_bound": 1.0}, "epsilon must be >= 1e-06 and <= 1000000, got 0"),
+    ({"delta": 1.0}, "delta must be >= 1e-12 and < 1, got 1"),
     ({"diagnostics": "yes"}, "diagnostics must be True or False, got 'yes'"),
 ]
 

@@ -146,7 +146,7 @@ def test_the_run_is_stamped_and_its_noise_follows_from_epsilon(blobs):
     z = (6 + 5 + 1 + 5) ** 0.5 / gaussian_mu(2.0, 1e-4)
     assert [stage.method.noise_multiplier for stage in plan.stages] == pytest.approx([z] * 3)
     assert plan.stages[-1].method.least_count == pytest.approx(1 + 2 * z * 10**0.5)
-    weak = KMeansParallel(epsilon=1e7, delta=1e-4, **settings).fit(X, sites=sites)
+    weak = KMeansParallel(epsilon=1e6, delta=1e-4, **settings).fit(X, sites=sites)
     assert adjusted_rand_score(y, weak.labels_) > 0.95
     strong = KMeansParallel(epsilon=0.1, delta=1e-4, **settings).fit(X, sites=sites)
     assert adjusted_rand_score(y, strong.labels_) < 0.9

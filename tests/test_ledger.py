@@ -165,7 +165,7 @@ def test_bad_settings_leave_no_file(tmp_path, words, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GaussianCap(0.0, 1e-5), "epsilon must be > 0"),
+        (lambda: GaussianCap(0.0, 1e-5), "epsilon must be >= 1e-06"),
         (lambda: GaussianCap(1.0, 1.0), "delta must be"),
         (lambda: GaussianCap(1.0, 1e-5, spare_delta=1e-5), "spare_delta must be"),
         (lambda: BasicCap(math.inf, 1e-5), "epsilon must be"),

@@ -8,7 +8,7 @@ from typing import Any
 from dpfedc.errors import InvalidInput
 from dpfedc.planning.choices import plain
 from dpfedc.privacy.accountant import gaussian_mu
-from dpfedc.settings import require_number
+from dpfedc.settings import require_epsilon, require_number
 
 ASSUMED_SENSITIVITY = "noise by an assumed sensitivity: not a proof"
 
@@ -33,4 +33,4 @@ def assumed_multiplier(n_uploads: int, epsilon: float | None, delta: float, *, e
     """
     if epsilon is None:
         return 0.0
-    return math.sqrt(1 if each else n_uploads) / gaussian_mu(plain(epsilon), plain(delta))
+    return math.sqrt(1 if each else n_uploads) / gaussian_mu(require_epsilon(epsilon), plain(delta))

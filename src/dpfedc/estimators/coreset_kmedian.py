@@ -17,7 +17,7 @@ from dpfedc.federation.in_process import Sites
 from dpfedc.methods.coreset_kmedian import Coreset
 from dpfedc.methods.protocol import Stage, State
 from dpfedc.planning.facts import NO_NOISE, RunPlan
-from dpfedc.settings import require_bool, require_integer, require_number
+from dpfedc.settings import require_bool, require_delta, require_integer
 
 
 class CoresetKMedian(FederatedClusterer):
@@ -96,7 +96,7 @@ class CoresetKMedian(FederatedClusterer):
         steps = require_integer("local_steps", self.local_steps, least=0)
         require_bool("diagnostics", self.diagnostics)
         require_bool("epsilon_per_round", self.epsilon_per_round)
-        require_number("delta", self.delta, above=0, below=1)
+        require_delta(self.delta)
         checked_bound(self.norm_bound, self.epsilon)
         check_records(sites.X, k, nonnegative=False)
         z = assumed_multiplier(

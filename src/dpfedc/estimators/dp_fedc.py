@@ -30,8 +30,9 @@ from dpfedc.settings import (
     TRUST_MODELS,
     require_bool,
     require_choice,
+    require_delta,
+    require_epsilon,
     require_integer,
-    require_number,
 )
 
 
@@ -250,8 +251,8 @@ class DPFedC(FederatedClusterer):
             if not left_open(getattr(self, name), free):
                 require_integer(name, getattr(self, name), least=least)
         if self.epsilon is not None:
-            require_number("epsilon", self.epsilon, above=0)
-        require_number("delta", self.delta, above=0, below=1)
+            require_epsilon(self.epsilon)
+        require_delta(self.delta)
         facts = Federation(self.n_features_in_, np.diff(sites.offsets))
         choices = checked_choices(self.get_params(deep=False), facts)
         check_records(sites.X, choices.n_clusters, nonnegative=self.nonnegative)

@@ -21,7 +21,7 @@ from dpfedc.methods.protocol import Stage, State
 from dpfedc.planning.choices import checked_start
 from dpfedc.planning.facts import NO_NOISE, RunPlan
 from dpfedc.privacy.participation import most_rounds_of_a_site
-from dpfedc.settings import require_bool, require_integer, require_number
+from dpfedc.settings import require_bool, require_delta, require_integer, require_number
 
 
 class FederatedFuzzyCMeans(FederatedClusterer):
@@ -135,7 +135,7 @@ class FederatedFuzzyCMeans(FederatedClusterer):
         }
         require_bool("diagnostics", self.diagnostics)
         require_bool("epsilon_per_round", self.epsilon_per_round)
-        require_number("delta", self.delta, above=0, below=1)
+        require_delta(self.delta)
         check_records(sites.X, k, nonnegative=False)
         if self.epsilon is not None:
             settings.update(self._noise(np.diff(sites.offsets), per_round, settings["norm_bound"]))

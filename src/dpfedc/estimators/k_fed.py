@@ -20,7 +20,7 @@ from dpfedc.federation.in_process import Sites
 from dpfedc.methods.k_fed import KFedRound, assumed_centre_sensitivity
 from dpfedc.methods.protocol import Stage
 from dpfedc.planning.facts import NO_NOISE, RunPlan
-from dpfedc.settings import require_bool, require_integer, require_number
+from dpfedc.settings import require_bool, require_delta, require_integer
 
 
 def fewest_local_clusters(records_per_site: npt.NDArray[np.int64], n_clusters: int) -> int:
@@ -114,7 +114,7 @@ class KFed(FederatedClusterer):
         n_init = require_integer("n_init", self.n_init, least=1)
         bound = checked_bound(self.norm_bound, self.epsilon)
         require_bool("diagnostics", self.diagnostics)
-        require_number("delta", self.delta, above=0, below=1)
+        require_delta(self.delta)
         check_records(sites.X, k, nonnegative=False)
         records = np.diff(sites.offsets)
         local = self._clusters_per_site(records)

@@ -19,7 +19,7 @@ from dpfedc.methods.kmeans_parallel import Candidates, Reclustering, StatedNoise
 from dpfedc.methods.protocol import Stage, State
 from dpfedc.planning.facts import NO_NOISE, RunPlan
 from dpfedc.privacy.participation import most_rounds_of_a_site
-from dpfedc.settings import require_bool, require_integer, require_number
+from dpfedc.settings import require_bool, require_delta, require_integer, require_number
 
 
 class KMeansParallel(FederatedClusterer):
@@ -108,7 +108,7 @@ class KMeansParallel(FederatedClusterer):
         expected = k * require_number("oversampling", self.oversampling, above=0)
         require_bool("diagnostics", self.diagnostics)
         require_bool("epsilon_per_round", self.epsilon_per_round)
-        require_number("delta", self.delta, above=0, below=1)
+        require_delta(self.delta)
         per_round = sites.n_sites
         if self.sites_per_round is not None:
             per_round = require_integer(

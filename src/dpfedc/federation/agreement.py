@@ -34,6 +34,7 @@ from dpfedc.settings import (
     PrivacyGuarantee,
     PrivacyTarget,
     require_choice,
+    require_epsilon,
     require_integer,
     require_number,
 )
@@ -55,8 +56,6 @@ the search for it goes in steps."""
 MOST_RECORDS = LARGEST_SUM // SENSITIVITY - 1
 """Of all sites together: exact sums over more could wrap around."""
 MOST_SECONDS = 7 * 24 * 3600
-LEAST_DELTA = 1e-12
-"""With a smaller one the accountant takes minutes, in which a site can do nothing else."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ class Agreement:
         names = [site.name for site in self.sites]
         if not names or len(set(names)) != len(names):
             raise InvalidInput(f"sites must have names of their own, got {', '.join(names)}")
-        require_number("epsilon", self.epsilon, above=0)
+        require_epsilon(self.epsilon)
         require_choice("noise", self.noise, NOISES)
         require_integer("seed", self.seed, least=0, most=2**63 - 1)
         require_number("deadline", self.deadline, above=0, most=MOST_SECONDS)
@@ -133,7 +132,6 @@ class Agreement:
                 "trust must be local for separate sites (each adds its own noise), "
                 f"got {self.privacy.trust}"
             )
-        require_number("delta", self.privacy.delta, least=LEAST_DELTA)
         least = min(release.sites_per_round for release in self.privacy.releases)
         require_integer("min_answers", self.min_answers, least=1, most=least)
 

@@ -17,13 +17,17 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from dpfedc.privacy.plan import RELATION, UNIT, PlannedRelease, PrivacyPlan
-from dpfedc.settings import PrivacyGuarantee, require_number
+from dpfedc.settings import MOST_EPSILON, PrivacyGuarantee, require_number
 
 GRID = 1e-3
 """Steps in which privacy loss is counted. Rounding is always up; against the closed form it costs
 less than one part in 10,000 of epsilon."""
 RELATIVE_GRID = 1e-5
 """The same for large epsilon, as a part of it."""
+MU_GRID = 1 / 32
+"""The same for small epsilon, as a part of mu: the steps must be finer than the loss spreads."""
+MOST_MU = 1e7
+"""Beyond it, floating-point numbers are too coarse for the closed form, and epsilon is infinite."""
 
 
 def accountant_name() -> str:
@@ -42,6 +46,8 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Return the epsilon of one Gaussian release with mu = sensitivity / noise_std, at delta."""
+    if mu > MOST_MU:
+        return math.inf
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
     top = 1.0
@@ -104,15 +110,25 @@ def rdp_epsilon(event: Any, delta: float) -> float:
 
 @lru_cache(maxsize=1024)
 def releases_epsilon(releases: tuple[PlannedRelease, ...], delta: float) -> float:
-    """Return the epsilon, at delta, of everything that one site can meet.
+    """Return the epsilon, at delta, of everything that one site can meet."""
+    if not releases or delta <= 0:
+        return pld_epsilon(dp_event(releases), delta)
+    mu = math.sqrt(sum(r.rounds_per_site / r.noise_multiplier**2 for r in releases))
+    return scaled_pld_epsilon(dp_event(releases), mu, delta)
 
-    The grid grows with epsilon, or a PLD with weak noise would take minutes.
+
+def scaled_pld_epsilon(event: Any, mu: float, delta: float) -> float:
+    """Return epsilon at delta, on a grid that suits the event; mu is its mu without sampling.
+
+    The grid grows with epsilon, or a PLD with weak noise would take minutes; and it shrinks with
+    mu, or most of a small epsilon would be rounding. Where noise is so weak that the PLD's sums
+    overflow, infinity is the bound.
     """
-    grid = GRID
-    if releases and delta > 0:
-        mu = math.sqrt(sum(r.rounds_per_site / r.noise_multiplier**2 for r in releases))
-        grid = max(GRID, RELATIVE_GRID * gaussian_epsilon(mu, delta))
-    return pld_epsilon(dp_event(releases), delta, grid=grid)
+    closed = gaussian_epsilon(mu, delta)
+    if closed > 10 * MOST_EPSILON:
+        return math.inf
+    grid = min(max(GRID, RELATIVE_GRID * closed), MU_GRID * mu)
+    return pld_epsilon(event, delta, grid=grid)
 
 
 def plan_epsilon(plan: PrivacyPlan, delta: float | None = None) -> float:

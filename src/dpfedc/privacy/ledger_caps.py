@@ -12,7 +12,7 @@ from typing import Any
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.accountant import gaussian_epsilon, gaussian_mu, guarantee
 from dpfedc.privacy.plan import PrivacyPlan
-from dpfedc.settings import require_number
+from dpfedc.settings import require_delta, require_epsilon, require_number
 
 Amounts = dict[str, float]
 
@@ -31,8 +31,8 @@ class GaussianCap:
     spare_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        require_number("epsilon", self.epsilon, above=0)
-        require_number("delta", self.delta, above=0, below=1)
+        require_epsilon(self.epsilon)
+        require_delta(self.delta)
         require_number("spare_delta", self.spare_delta, least=0, below=self.delta)
 
     def limits(self) -> Amounts:
@@ -72,8 +72,8 @@ class BasicCap:
     delta: float
 
     def __post_init__(self) -> None:
-        require_number("epsilon", self.epsilon, above=0)
-        require_number("delta", self.delta, above=0, below=1)
+        require_epsilon(self.epsilon)
+        require_delta(self.delta)
 
     def limits(self) -> Amounts:
         """Return how much of what may be spent."""

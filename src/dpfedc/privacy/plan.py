@@ -15,12 +15,15 @@ from dpfedc.errors import InvalidInput
 from dpfedc.settings import (
     TRUST_MODELS,
     require_choice,
+    require_delta,
     require_integer,
     require_number,
 )
 
 UNIT = "record"
 RELATION = "zero-out"
+LEAST_NOISE_MULTIPLIER = 1e-6
+"""No epsilon that can be asked for needs so little noise; less cannot be squared and counted."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class PlannedRelease:
         require_integer("n_rounds", self.n_rounds, least=1)
         require_integer("sites_per_round", self.sites_per_round, least=1)
         require_integer("rounds_per_site", self.rounds_per_site, least=1, most=self.n_rounds)
-        require_number("noise_multiplier", self.noise_multiplier, above=0)
+        require_number("noise_multiplier", self.noise_multiplier, least=LEAST_NOISE_MULTIPLIER)
         require_number("sampling_probability", self.sampling_probability, above=0, most=1)
 
 
@@ -67,7 +70,7 @@ class PrivacyPlan:
 
     def __post_init__(self) -> None:
         require_choice("trust", self.trust, TRUST_MODELS)
-        require_number("delta", self.delta, above=0, below=1)
+        require_delta(self.delta)
         require_number("spare_delta", self.spare_delta, least=0, below=self.delta)
         require_integer("n_sites", self.n_sites, least=1)
         most = self.n_sites - 1

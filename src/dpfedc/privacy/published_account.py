@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfedc.errors import InvalidInput
-from dpfedc.privacy.accountant import GRID, RELATIVE_GRID, gaussian_epsilon, pld_epsilon
-from dpfedc.settings import require_integer, require_number
+from dpfedc.privacy.accountant import scaled_pld_epsilon
+from dpfedc.settings import require_delta, require_integer
 
 
 def worst_rounds(noise_multipliers: npt.ArrayLike, rounds_per_site: int) -> npt.NDArray[np.float64]:
@@ -54,11 +54,10 @@ def published_epsilon(
     """
     import dp_accounting as dp
 
-    require_number("delta", delta, above=0, below=1)
+    require_delta(delta)
     worst = worst_rounds(noise_multipliers, rounds_per_site)
     if not clipped or worst[0] == 0:
         return math.inf
     mu = math.sqrt(float((1 / worst**2).sum()))
     # The published noise can be so weak that epsilon is in the thousands.
-    grid = max(GRID, RELATIVE_GRID * gaussian_epsilon(mu, delta))
-    return pld_epsilon(dp.GaussianDpEvent(1 / mu), delta, grid=grid)
+    return scaled_pld_epsilon(dp.GaussianDpEvent(1 / mu), mu, delta)
