@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from command_line import EXACT as NO_DIAGNOSTICS
+from command_line import HEAD, ROLES, patients, write_csv
 from dpfedc import DPFedC
 from dpfedc.errors import DataUnavailable, InvalidInput
 from dpfedc.privacy.accountant import plan_epsilon
 from dpfedc.privacy.plan import PrivacyPlan
-from dpfedc.records import RoundRecord, RunRecord
+from dpfedc.records import EXACT, RoundRecord, RunRecord
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 rounds = st.builds(
@@ -170,3 +172,20 @@ def test_the_history_of_a_fit_can_be_written_whatever_numbers_were_given(blobs, 
                        epsilon=np.float32(5), gradient_bound=np.float32(1)).fit(abs(X))  # fmt: skip
     published.history_.write(path)
     assert RunRecord.read(path).settings["epsilon"] == 5
+
+
+def test_exact_values_come_with_their_stamp_once(record):
+    once = record.with_exact(scores={"cost": 2.0})
+    twice = once.with_exact(cluster_sizes=[3, 4])
+    assert once.stamps == twice.stamps == ("no noise", EXACT)
+    assert twice.results == {"accuracy": 0.5, "scores": {"cost": 2.0}, "cluster_sizes": [3, 4]}
+
+
+def test_the_record_of_a_fit_without_diagnostics_stamps_its_scores(dpfedc, tmp_path):
+    folder = tmp_path / "r"
+    table = write_csv(tmp_path / "patients.csv", HEAD, patients())
+    code, _, _ = dpfedc("fit", table, "--clusters", 3, *ROLES, *NO_DIAGNOSTICS, "--output", folder)
+    found = RunRecord.read(folder / "run.jsonl")
+    assert code == 0
+    assert {"scores", "cluster_sizes"} <= found.results.keys()
+    assert EXACT in found.stamps

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dpfedc.errors import DataUnavailable, InvalidInput
+
+EXACT = "diagnostics are exact, not released"
+"""The stamp of a record with values that no noise covers: scores, sizes, diagnostics."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,11 @@ class RunRecord:
             if name in r.diagnostics
         ]
         return [i for i, _ in pairs], [v for _, v in pairs]
+
+    def with_exact(self, **results: Any) -> RunRecord:
+        """Return the record with exact values among its results, and the stamp that says so."""
+        stamps = self.stamps if EXACT in self.stamps else (*self.stamps, EXACT)
+        return replace(self, stamps=stamps, results={**self.results, **results})
 
     def write(self, path: Path) -> None:
         """Write the record as JSON lines: a head, one line per round, a tail.

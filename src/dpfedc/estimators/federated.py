@@ -33,10 +33,9 @@ from dpfedc.privacy.accountant import guarantee
 from dpfedc.privacy.mechanism import Gate
 from dpfedc.privacy.noise import SIMULATED, SimulatedNoise, TorchNoise
 from dpfedc.randomness import Randomness
-from dpfedc.records import RoundRecord, RunRecord
+from dpfedc.records import EXACT, RoundRecord, RunRecord
 from dpfedc.settings import PrivacyTarget
 
-EXACT = "diagnostics are exact, not released"
 OnRound = Callable[[RoundRecord, int], None]
 
 

@@ -130,7 +130,7 @@ def run_cell(cell: Cell, track: str = "nothing") -> tuple[RunRecord, dict[str, f
     seconds = time.perf_counter() - start
     found = scores(data.X, model.labels_, data.y)
     record = _record(cell, model)
-    results = {**record.results, "scores": found}
+    results: dict[str, Any] = {"scores": found}
     if cell.variant == "published":
         results["heterogeneity"] = _heterogeneity(model, data.X, sites)
     experiment = {
@@ -139,7 +139,8 @@ def run_cell(cell: Cell, track: str = "nothing") -> tuple[RunRecord, dict[str, f
         "cell_settings": dict(cell.settings),
     }
     settings = {**record.settings, **experiment}
-    return replace(record, results=results, settings=settings), {**found, "seconds": seconds}
+    record = replace(record, settings=settings).with_exact(**results)
+    return record, {**found, "seconds": seconds}
 
 
 def _record(cell: Cell, model: Any) -> RunRecord:

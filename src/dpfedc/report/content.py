@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,7 +81,7 @@ def scored_outcome(
         results["pooled_kmeans"] = pooled
     return Outcome(
         model=model,
-        record=replace(record, results={**record.results, **results}),
+        record=record.with_exact(**results),
         labels=labels,
         sites=sites,
         scores=found,
