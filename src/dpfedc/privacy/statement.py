@@ -21,6 +21,11 @@ HOW_IT_WORKS = {
     "trusted-server": "The server adds the noise, and sees the sites' exact uploads.",
 }
 
+ALMOST = 0.1
+"""Up to this epsilon, a tenth more or less, words may say `almost`."""
+MOST_FACTOR = 1e4
+"""A factor beyond it limits nothing, and is not written out."""
+
 NOT_COVERED = ("Not protected", "Note", "Warning")
 """How the subjects of paragraphs start that must stand out: what a promise does not cover."""
 
@@ -65,7 +70,22 @@ def number(value: float) -> str:
 def odds_factor(epsilon: float) -> str:
     """Return by how much seeing the results can change the odds that a record was there."""
     factor = math.exp(min(epsilon, 700.0))
-    return f"by at most a factor of {number(factor)}" if factor < 1e4 else "by any factor"
+    within = factor < MOST_FACTOR
+    return f"by at most a factor of {number(factor)}" if within else "by any factor"
+
+
+def how_likely(epsilon: float) -> str:
+    """Return how much likelier a result can be with a record than without it, by the number.
+
+    >>> how_likely(0.05), how_likely(1.0)
+    ('almost as likely', 'at most 2.72 times more or less likely')
+    """
+    factor = math.exp(min(epsilon, 700.0))
+    if epsilon <= ALMOST:
+        return "almost as likely"
+    if factor < MOST_FACTOR:
+        return f"at most {number(factor)} times more or less likely"
+    return "any number of times more or less likely"
 
 
 def privacy_statement(guarantee: PrivacyGuarantee) -> list[str]:
@@ -75,8 +95,8 @@ def privacy_statement(guarantee: PrivacyGuarantee) -> list[str]:
     """
     unit = guarantee.unit
     paragraphs = [
-        f"Protected: every single {unit}. Whatever the run released would be almost as likely if "
-        f"that {unit} had been left blank.",
+        f"Protected: every single {unit}. Whatever the run released would be "
+        f"{how_likely(guarantee.epsilon)} if that {unit} had been left blank.",
         f"From whom: {FROM_WHOM[guarantee.trust]}. {HOW_IT_WORKS[guarantee.trust]}",
         f"How much: epsilon {number(guarantee.epsilon)}, delta {guarantee.delta:g}, for everything "
         "that the run released, preprocessing included. Epsilon says how much may be learnt about "
