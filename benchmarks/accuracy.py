@@ -22,9 +22,10 @@ from sklearn.cluster import KMeans
 from sklearn.datasets import make_blobs
 
 from dpfedc import DPFedC
-from dpfedc.data import iid, label_shards, mnist, tcga_mirna
 from dpfedc.errors import DataUnavailable, UtilityWarning
-from dpfedc.evaluation.metrics import scores
+from dpfedc.kernels.metrics import scores
+from dpfedc.research.datasets import mnist, tcga_mirna
+from dpfedc.research.partition import iid, label_shards
 
 N_SITES, DELTA = 100, 1e-4
 SHAPES = [(2, 3), (2, 5), (2, 8), (3, 6), (5, 6), (8, 4), (10, 8)]
@@ -71,14 +72,14 @@ def separated_blobs(m: int, k: int, seed: int, n: int) -> tuple[Any, Any]:
     """Return Gaussian clusters whose centres are at least four apart (standard deviation 0.7)."""
     rng = np.random.default_rng(1000 * m + 10 * k + seed)
     if m == 1:
-        centres = 4.0 * rng.permutation(k)[:, None]
+        centers = 4.0 * rng.permutation(k)[:, None]
     else:
         while True:
-            centres = rng.uniform(-10, 10, (k, m))
-            gaps = np.linalg.norm(centres[:, None] - centres[None], axis=2)
+            centers = rng.uniform(-10, 10, (k, m))
+            gaps = np.linalg.norm(centers[:, None] - centers[None], axis=2)
             if gaps[np.triu_indices(k, 1)].min() > 4:
                 break
-    return make_blobs(n, centers=centres, cluster_std=0.7, random_state=seed)
+    return make_blobs(n, centers=centers, cluster_std=0.7, random_state=seed)
 
 
 def fitted_scores(X: Any, y: Any, sites: Any, k: int, seed: int, **settings: Any) -> dict[str, Any]:

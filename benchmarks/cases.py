@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfedc import DPFedC
-from dpfedc.data import iid, label_shards, mnist, tcga_mirna
 from dpfedc.errors import DataUnavailable, UtilityWarning
+from dpfedc.research.datasets import mnist, tcga_mirna
+from dpfedc.research.partition import iid, label_shards
 
 Float = npt.NDArray[np.float32]
 

@@ -9,13 +9,13 @@ import time
 
 import numpy as np
 
-from dpfedc.federation.in_process import Sites
-from dpfedc.methods.dp_fedc import Factorization
-from dpfedc.methods.preprocessing import Subspace
-from dpfedc.methods.protocol import Method
-from dpfedc.privacy.mechanism import Gate
+from dpfedc.clustering.factorization import Factorization
+from dpfedc.clustering.stage import Method
+from dpfedc.clustering.standardize import Subspace
+from dpfedc.engine.simulated import Sites
+from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.noise import SecureNoise, SimulatedNoise
-from dpfedc.privacy.plan import PlannedRelease, PrivacyPlan
+from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
 from dpfedc.randomness import Randomness
 
 RANDOMNESS, REPEATS = Randomness(0), 3
@@ -39,10 +39,10 @@ def seconds(n: int, m: int, method: Method, noise: SimulatedNoise | SecureNoise)
     batch.memory = method.prepare(batch, state, RANDOMNESS)
     times = []
     for t in range(1, REPEATS + 1):
-        dealing = gate.deal(batch, stage=method.name, t=t)
-        contribution = method.local(batch, state, t, dealing, RANDOMNESS)
+        sample = gate.sample(batch, stage=method.name, t=t)
+        contribution = method.local(batch, state, t, sample, RANDOMNESS)
         began = time.perf_counter()
-        gate.upload(contribution, batch, dealing, stage=method.name, t=t)
+        gate.upload(contribution, batch, sample, stage=method.name, t=t)
         times.append(time.perf_counter() - began)
     return min(times)
 

@@ -39,26 +39,26 @@ import torch
 from cases import mnist_case
 
 from dpfedc import DPFedC
+from dpfedc.clustering import factorization
+from dpfedc.clustering.factorization import Factorization
+from dpfedc.clustering.stage import Stage
+from dpfedc.engine.simulated import Sites, run
 from dpfedc.errors import UtilityWarning
-from dpfedc.evaluation.metrics import clustering_accuracy
-from dpfedc.federation.in_process import Sites, run
 from dpfedc.kernels.clipping import clip_weights
 from dpfedc.kernels.devices import fused_kernels
-from dpfedc.kernels.factorization import (
+from dpfedc.kernels.host import on_host
+from dpfedc.kernels.metrics import clustering_accuracy
+from dpfedc.kernels.objective import (
     membership_curvature,
     membership_step_size,
     membership_steps,
     residual_norms,
     unit_rows,
 )
-from dpfedc.kernels.host import on_host
 from dpfedc.kernels.standardized import Standardized
-from dpfedc.methods import dp_fedc
-from dpfedc.methods.dp_fedc import Factorization
-from dpfedc.methods.protocol import Stage
-from dpfedc.privacy.mechanism import Gate
+from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.noise import TorchNoise
-from dpfedc.privacy.plan import PlannedRelease, PrivacyPlan
+from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
 from dpfedc.randomness import Randomness
 
 FEATURES, CLUSTERS, STEPS, BOUND = 64, 16, 10, 0.03
@@ -142,12 +142,12 @@ def clustered(n: int, m: int, k: int, device: str, *, far: float = 0.0) -> Any:
     """Return float32 records around k centres, made on the device a chunk at a time."""
     generator = torch.Generator(device).manual_seed(0)
     like = {"device": device, "generator": generator}
-    centres = 3 * torch.randn((k, m), **like)
+    centers = 3 * torch.randn((k, m), **like)
     X = torch.empty((n, m), device=device)
     for start in range(0, n, 2**22):
         part = X[start : start + 2**22]
         part.normal_(generator=generator)
-        part += centres[torch.randint(k, (len(part),), **like)] + far
+        part += centers[torch.randint(k, (len(part),), **like)] + far
     return X
 
 
@@ -227,13 +227,13 @@ def mnist(given: Any) -> Any:
     result["assigning_s"] = seconds(lambda: model.predict(case.X))
     kernels = fused_kernels(torch.empty(1, device=given.device))
     if kernels:
-        least, kernels.LEAST_RECORDS = kernels.LEAST_RECORDS, 1
+        least, kernels.MIN_RECORDS = kernels.MIN_RECORDS, 1
         attempt(
             result,
             "with_fused_rounds",
             lambda: told(case, fit(case, given), seconds(lambda: fit(case, given), 5)),
         )
-        kernels.LEAST_RECORDS = least
+        kernels.MIN_RECORDS = least
     numpy = fit(case, given, device=None)
     result["numpy"] = told(case, numpy, seconds(lambda: fit(case, given, device=None), 3, 0))
     result["needed"] = "warm median at most 0.3 s"
@@ -302,13 +302,13 @@ def large(given: Any) -> Any:
             result, name, lambda noise=noise: over(by_federation(X, given, n_sites, noise=noise))
         )
     part = X[: min(n, 2**24)]
-    kept, dp_fedc.fused_kernels = dp_fedc.fused_kernels, lambda _: None
+    kept, factorization.fused_kernels = factorization.fused_kernels, lambda _: None
     attempt(
         result,
         f"plain Torch, {len(part)} records",
         lambda: over(by_federation(part, given, n_sites, noise=False), len(part) / n),
     )
-    dp_fedc.fused_kernels = kept
+    factorization.fused_kernels = kept
     return {**result, "needed": "federation over reading at most 2"}
 
 

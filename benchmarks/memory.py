@@ -20,7 +20,7 @@ from cases import Case, Settings, tiny_case
 from measuring import memory_mib, reset_peak
 from threadpoolctl import threadpool_limits
 
-from dpfedc.evaluation.metrics import kmeans_cost
+from dpfedc.kernels.metrics import kmeans_cost
 
 
 def main() -> None:

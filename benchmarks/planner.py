@@ -21,11 +21,12 @@ from joblib import Parallel, delayed
 from threadpoolctl import threadpool_limits
 
 from dpfedc import DPFedC
-from dpfedc.data import digits, iid, mnist, tcga_mirna
+from dpfedc.clustering.dp_fedc_planner import normalized_plan
+from dpfedc.clustering.run_plan import Choices, Federation
 from dpfedc.errors import DataUnavailable, UtilityWarning
-from dpfedc.evaluation.metrics import clustering_accuracy
-from dpfedc.planning.facts import Choices, Federation
-from dpfedc.planning.normalized import normalized_plan
+from dpfedc.kernels.metrics import clustering_accuracy
+from dpfedc.research.datasets import digits, mnist, tcga_mirna
+from dpfedc.research.partition import iid
 from dpfedc.settings import PrivacyTarget
 
 N_SITES, DELTA = 100, 1e-4

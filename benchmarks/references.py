@@ -21,13 +21,14 @@ from sklearn.cluster import KMeans, kmeans_plusplus
 from sklearn.metrics import pairwise_distances
 from threadpoolctl import threadpool_limits
 
-from dpfedc.data import digits, iid, mnist, tcga_mirna
 from dpfedc.errors import DataUnavailable
-from dpfedc.estimators.coreset_kmedian import CoresetKMedian
 from dpfedc.estimators.federated_kmeans import FederatedKMeans
-from dpfedc.estimators.fuzzy_cmeans import FederatedFuzzyCMeans
-from dpfedc.estimators.kmeans_parallel import KMeansParallel
-from dpfedc.evaluation.metrics import clustering_accuracy
+from dpfedc.kernels.metrics import clustering_accuracy
+from dpfedc.research.datasets import digits, mnist, tcga_mirna
+from dpfedc.research.partition import iid
+from dpfedc.research.rivals.coreset_kmedian import CoresetKMedian
+from dpfedc.research.rivals.fuzzy_cmeans import FederatedFuzzyCMeans
+from dpfedc.research.rivals.kmeans_parallel import KMeansParallel
 
 N_SITES, FUZZIFIER = 100, 1.1
 DATA: dict[str, tuple[int, Callable[[int], Any]]] = {
@@ -43,27 +44,27 @@ def kmeans(X: Any, k: int, seed: int) -> Any:
 
 def fuzzy_cmeans(X: Any, k: int, seed: int) -> Any:
     """Return the labels after 100 steps of fuzzy c-means on the pooled records."""
-    centres, _ = kmeans_plusplus(X, k, random_state=seed)
+    centers, _ = kmeans_plusplus(X, k, random_state=seed)
     for _ in range(100):
-        squares = pairwise_distances(X, centres) ** 2 + 1e-12
+        squares = pairwise_distances(X, centers) ** 2 + 1e-12
         share = (squares / squares.min(axis=1, keepdims=True)) ** (-1 / (FUZZIFIER - 1))
         weight = (share / share.sum(axis=1, keepdims=True)) ** FUZZIFIER
-        centres = weight.T @ X / weight.sum(axis=0)[:, None]
-    return pairwise_distances(X, centres).argmin(axis=1)
+        centers = weight.T @ X / weight.sum(axis=0)[:, None]
+    return pairwise_distances(X, centers).argmin(axis=1)
 
 
 def kmedian(X: Any, k: int, seed: int) -> Any:
     """Return the labels after 30 steps: assign, then Weiszfeld's step for every median."""
-    centres, _ = kmeans_plusplus(X, k, random_state=seed)
+    centers, _ = kmeans_plusplus(X, k, random_state=seed)
     for _ in range(30):
-        distances = pairwise_distances(X, centres)
+        distances = pairwise_distances(X, centers)
         labels = distances.argmin(axis=1)
         for c in range(k):
             mine = labels == c
             pull = 1 / np.maximum(distances[mine, c], 1e-9)
             if mine.any():
-                centres[c] = pull @ X[mine] / pull.sum()
-    return pairwise_distances(X, centres).argmin(axis=1)
+                centers[c] = pull @ X[mine] / pull.sum()
+    return pairwise_distances(X, centers).argmin(axis=1)
 
 
 PAIRS: dict[str, tuple[Callable[[int, int], Any], Callable[[Any, int, int], Any]]] = {

@@ -28,7 +28,7 @@ from plain import Plain, cluster, labels, standardised, start
 from sklearn.cluster import KMeans, MiniBatchKMeans
 from sklearn.exceptions import ConvergenceWarning
 
-from dpfedc.evaluation.metrics import clustering_accuracy, kmeans_cost
+from dpfedc.kernels.metrics import clustering_accuracy, kmeans_cost
 
 
 def scores(case: Case, found: Any) -> dict[str, float | None]:

@@ -37,12 +37,12 @@ CHUNK = 100_000
 def make_records(path: Path, n: int) -> None:
     """Write n records in K clusters, a chunk at a time."""
     rng = np.random.default_rng(0)
-    centres = rng.standard_normal((K, M), dtype=np.float32)
+    centers = rng.standard_normal((K, M), dtype=np.float32)
     mapped = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(n, M))
     for first in range(0, n, CHUNK):
         rows = min(CHUNK, n - first)
         noise = rng.standard_normal((rows, M), dtype=np.float32)
-        mapped[first : first + rows] = centres[rng.integers(K, size=rows)] + noise
+        mapped[first : first + rows] = centers[rng.integers(K, size=rows)] + noise
     mapped.flush()
 
 

@@ -25,7 +25,7 @@ from cases import Case, Settings
 from measuring import Seconds, machine, timed, write_json
 from threadpoolctl import threadpool_limits
 
-ENOUGH_S, MOST_FITS = 3.0, 7
+ENOUGH_S, MAX_FITS = 3.0, 7
 """Fits of one size are repeated until they have taken so long, at least twice."""
 
 
@@ -68,7 +68,7 @@ def least_time(case: Case) -> Seconds:
     """Return the least of several fits by each clock, the first left out."""
     case.fit()
     times: list[Seconds] = []
-    while len(times) < 2 or (sum(t.wall for t in times) < ENOUGH_S and len(times) < MOST_FITS):
+    while len(times) < 2 or (sum(t.wall for t in times) < ENOUGH_S and len(times) < MAX_FITS):
         times.append(timed(case.fit)[0])
     return Seconds(min(t.wall for t in times), min(t.cpu for t in times))
 

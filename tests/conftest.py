@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from sklearn.datasets import make_blobs
 
-from command_line import HEAD, ROLES, outcome, patients, write_csv
+from support.command_line import HEAD, ROLES, outcome, patients, write_csv
 
 settings.register_profile(
     "deterministic",
@@ -35,8 +35,8 @@ def blobs():
 def ragged(rng):
     """Records of twelve sites of 1 to 40 records around three centres: X, offsets."""
     sizes = np.array([1, 2, 3, 40, 5, 1, 17, 8, 9, 32, 33, 1])
-    centres = 4 * rng.standard_normal((3, 5))
-    X = centres[rng.integers(3, size=sizes.sum())] + rng.standard_normal((sizes.sum(), 5))
+    centers = 4 * rng.standard_normal((3, 5))
+    X = centers[rng.integers(3, size=sizes.sum())] + rng.standard_normal((sizes.sum(), 5))
     return X, np.concatenate([[0], np.cumsum(sizes)])
 
 

@@ -20,17 +20,17 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits, make_blobs
 
-from deployment import KEY, MemoryTransport, agreed, by_site, node
 from dpfedc import DPFedC
+from dpfedc.deployment.coordinator import Coordinator
+from dpfedc.deployment.messages import Answer
 from dpfedc.errors import UtilityWarning
-from dpfedc.estimators.coreset_kmedian import CoresetKMedian
 from dpfedc.estimators.federated_kmeans import DPLloyd, FederatedKMeans
-from dpfedc.estimators.fuzzy_cmeans import FederatedFuzzyCMeans
-from dpfedc.estimators.k_fed import KFed
-from dpfedc.estimators.kmeans_parallel import KMeansParallel
-from dpfedc.federation.coordinator import Coordinator
-from dpfedc.federation.messages import Answer
 from dpfedc.privacy.noise import SecureNoise
+from dpfedc.research.rivals.coreset_kmedian import CoresetKMedian
+from dpfedc.research.rivals.fuzzy_cmeans import FederatedFuzzyCMeans
+from dpfedc.research.rivals.k_fed import KFed
+from dpfedc.research.rivals.kmeans_parallel import KMeansParallel
+from support.deployment import KEY, MemoryTransport, agreed, by_site, node
 
 FILE = Path(__file__).parent / "golden" / "runs.json"
 TOLERANCES = {"float64": 1e-12, "float32": 1e-4}

@@ -92,11 +92,11 @@ def test_a_fitted_model_predicts_the_same_after_the_file(blobs, tmp_path, settin
     np.testing.assert_array_equal(read.cluster_centers, model.cluster_centers_)
 
 
-def test_centres_are_given_in_data_units():
+def test_centers_are_given_in_data_units():
     model = example(nonnegative=False)
-    np.testing.assert_allclose(model.cluster_centers, model.center + 1.5 * model.centres)
+    np.testing.assert_allclose(model.cluster_centers, model.center + 1.5 * model.centers)
     assert example(nonnegative=True).cluster_centers.min() == 0
-    np.testing.assert_array_equal(example(centres=None).cluster_centers, np.eye(3, 4))
+    np.testing.assert_array_equal(example(centers=None).cluster_centers, np.eye(3, 4))
 
 
 class Trap:
@@ -171,7 +171,7 @@ FOREIGN = {
     "no steps": npz_bytes(head=head(steps=0), **PARTS),
     "centre and directions that differ": npz_bytes(head=head(), **{**PARTS, "center": np.ones(5)}),
     "flat directions": npz_bytes(head=head(), **{**PARTS, "directions": np.ones(4)}),
-    "other centres": npz_bytes(head=head(), **PARTS, centres=np.ones((2, 4))),
+    "other centres": npz_bytes(head=head(), **PARTS, centers=np.ones((2, 4))),
 }
 
 

@@ -15,12 +15,12 @@ from array_api_compat import device as device_of
 
 from dpfedc.errors import DataUnavailable, InvalidInput
 from dpfedc.kernels import Array
+from dpfedc.kernels.cluster_sums import squared_distances
 from dpfedc.kernels.devices import moved
 from dpfedc.kernels.host import as_numpy
-from dpfedc.kernels.lloyd import squared_distances
+from dpfedc.kernels.objective import membership_matrix
 from dpfedc.kernels.standardized import Standardized
 from dpfedc.kernels.threads import rows_over_threads
-from dpfedc.methods.centres import membership_matrix
 from dpfedc.settings import Penalty, require_integer, require_number
 
 Float = npt.NDArray[Any]
@@ -44,7 +44,7 @@ class ClusterModel:
     directions: Float
     center: Float
     scale: float | None
-    centres: Float | None = None
+    centers: Float | None = None
     by_membership: bool = True
     constant: float = 0.0
     penalty: Penalty = field(default_factory=Penalty)
@@ -59,7 +59,7 @@ class ClusterModel:
         if self.scale is not None:
             require_number("scale", self.scale, above=0)
         k, m = len(self.directions), self.center.size
-        shapes = {"center": (m,), "directions": (k, m + (self.constant != 0)), "centres": (k, m)}
+        shapes = {"center": (m,), "directions": (k, m + (self.constant != 0)), "centers": (k, m)}
         for name, expected in shapes.items():
             array = getattr(self, name)
             if array is not None and array.shape != expected:
@@ -68,10 +68,10 @@ class ClusterModel:
     @property
     def cluster_centers(self) -> Float:
         """Return the centres in data units."""
-        if self.centres is None:
+        if self.centers is None:
             return self.directions
-        centres = np.asarray(self.center + (self.scale or 1.0) * self.centres)
-        return np.maximum(centres, 0) if self.nonnegative else centres
+        centers = np.asarray(self.center + (self.scale or 1.0) * self.centers)
+        return np.maximum(centers, 0) if self.nonnegative else centers
 
     def memberships(self, X: Array, *, device: str | None = None) -> Float:
         """Return one row per record: how much it belongs to each cluster; the largest decides.
@@ -96,21 +96,21 @@ class ClusterModel:
         xp, like = array_namespace(X), {"dtype": X.dtype, "device": device_of(X)}
         scale = None if self.scale is None else xp.asarray(self.scale, **like)
         center = xp.asarray(self.center, **like)
-        if self.by_membership or self.centres is None:
+        if self.by_membership or self.centers is None:
             view = Standardized.of(X, center=center, scale=scale, constant=self.constant)
             W = xp.asarray(self.directions, **like)
             return membership_matrix(view, W, penalty=self.penalty, steps=self.steps)
-        centres = xp.asarray(self.centres, **like)
+        centers = xp.asarray(self.centers, **like)
         view = Standardized.of(X, center=center, scale=scale)
-        distances = squared_distances(view.products(centres), view.squared_norms, centres)
+        distances = squared_distances(view.products(centers), view.squared_norms, centers)
         closeness = 1 / xp.clip(distances, min=float(xp.finfo(X.dtype).eps) ** 2)
         return closeness / xp.sum(closeness, axis=1, keepdims=True)
 
     def write(self, path: Path) -> None:
         """Write the model as an .npz file of plain arrays; nothing in it can run."""
         arrays: dict[str, Any] = {"directions": self.directions, "center": self.center}
-        if self.centres is not None:
-            arrays["centres"] = self.centres
+        if self.centers is not None:
+            arrays["centres"] = self.centers
         head = {
             "format": FORMAT,
             "scale": self.scale,
@@ -141,6 +141,8 @@ class ClusterModel:
             if head.pop("format") != FORMAT:
                 raise InvalidInput(f"{path} was written by another version; expected {FORMAT}")
             names = head.pop("feature_names")
+            if "centres" in arrays:  # so spelled in the file
+                arrays["centers"] = arrays.pop("centres")
             return cls(
                 **arrays,
                 **{**head, "penalty": Penalty(**head["penalty"])},

@@ -11,10 +11,10 @@ import numpy as np
 
 from dpfedc.errors import InvalidInput
 
-LEAST_EPSILON, MOST_EPSILON = 1e-6, 1_000_000
+MIN_EPSILON, MAX_EPSILON = 1e-6, 1_000_000
 """What the accountant counts well: below, its grid wastes budget; far above, its sums overflow. No
 use is lost. Epsilon 1e-6 leaves only noise, and above 100 or so nothing is protected."""
-LEAST_DELTA = 1e-12
+MIN_DELTA = 1e-12
 """The accountant drops events of about 1e-15, so a delta near that would come out as infinite
 epsilon. A chance of 1e-12 is never met."""
 TRUST_MODELS = ("local", "secure-aggregation", "trusted-server")
@@ -50,12 +50,12 @@ def require_number(
 
 def require_epsilon(value: Any) -> float:
     """Return `value` as an epsilon that the accountant can count."""
-    return require_number("epsilon", value, least=LEAST_EPSILON, most=MOST_EPSILON)
+    return require_number("epsilon", value, least=MIN_EPSILON, most=MAX_EPSILON)
 
 
 def require_delta(value: Any) -> float:
     """Return `value` as a delta that the accountant can count."""
-    return require_number("delta", value, least=LEAST_DELTA, below=1)
+    return require_number("delta", value, least=MIN_DELTA, below=1)
 
 
 def require_bool(name: str, value: Any) -> bool:

@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from ports import reserved_port
+from support.ports import reserved_port
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
 PATIENCE = 600.0

@@ -15,25 +15,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
-
-from dpfedc.federation.agreement import Agreement
-from dpfedc.federation.flower.control import answered
-from dpfedc.federation.flower.fleet_client import FleetClient, attend
-from dpfedc.federation.flower.keys import read_site_key
-from dpfedc.federation.flower.runs import stored_agreement
-from dpfedc.federation.flower.server_folder import ServerFolder
-from dpfedc.federation.flower.transport import FlowerTransport
-from dpfedc.federation.in_process import Sites, run
-from dpfedc.federation.messages import packed
-from dpfedc.model_file import ClusterModel
-from dpfedc.planning.choices import proved_model
-from dpfedc.privacy.ledger import Ledger
-from dpfedc.privacy.mechanism import Gate
-from dpfedc.randomness import Randomness
-from dpfedc.records import RunRecord
-from ports import reserved_port
-from processes import ENVIRONMENT, PATIENCE, Federation, Listener, wait_until
 from test_coordinator import NoiseOfEach
+
+from dpfedc.clustering.registry import proved_model
+from dpfedc.deployment.agreement import Agreement
+from dpfedc.deployment.control import answered
+from dpfedc.deployment.flower.fleet_client import FleetClient, attend
+from dpfedc.deployment.flower.transport import FlowerTransport
+from dpfedc.deployment.keys import read_site_key
+from dpfedc.deployment.messages import packed
+from dpfedc.deployment.runs import stored_agreement
+from dpfedc.deployment.server_folder import ServerFolder
+from dpfedc.engine.run_record import RunRecord
+from dpfedc.engine.simulated import Sites, run
+from dpfedc.model_file import ClusterModel
+from dpfedc.privacy.gate import Gate
+from dpfedc.privacy.ledger import Ledger
+from dpfedc.randomness import Randomness
+from processes import ENVIRONMENT, PATIENCE, Federation, Listener, wait_until
+from support.ports import reserved_port
 
 pytestmark = pytest.mark.e2e
 
@@ -136,7 +136,7 @@ def spent(federation, name, agreement):
     return {s.stage: (s.n_charged, s.n_planned, s.n_answered) for s in stages}
 
 
-def test_a_run_gives_the_same_centres_as_in_one_process(federation):
+def test_a_run_gives_the_same_centers_as_in_one_process(federation):
     listener = federation.listener
     running = federation.run("start", plan_file(federation.home, "simulated"))
     running.says("Accepted by 4 of 4 sites")
@@ -309,7 +309,7 @@ def test_the_commands_of_the_docs_do_what_they_say(tmp_path):
         assert words in said
     assert len((tmp_path / "north-labels.csv").read_text().splitlines()) == 3001
     (model,) = (tmp_path / "server" / "runs").glob("*/model.npz")
-    centres = ClusterModel.read(model).cluster_centers
+    centers = ClusterModel.read(model).cluster_centers
     true = np.array([[25, 110, 60], [50, 150, 90], [75, 130, 70]])
-    nearest = np.linalg.norm(true[:, None] - centres[None], axis=2).min(axis=1)
+    nearest = np.linalg.norm(true[:, None] - centers[None], axis=2).min(axis=1)
     assert nearest.max() < 5

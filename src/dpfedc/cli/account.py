@@ -170,11 +170,11 @@ def _print_comparison(found: Comparison) -> None:
 def _print_published(chosen: dict[str, Any], *, clipped: bool) -> None:
     import numpy as np
 
-    from dpfedc.planning.facts import Choices, Federation
-    from dpfedc.planning.published import published_noise_multipliers
-    from dpfedc.privacy.participation import most_rounds_of_a_site
-    from dpfedc.privacy.published_account import published_epsilon, worst_rounds
+    from dpfedc.clustering.run_plan import Choices, Federation
+    from dpfedc.privacy.schedule import most_rounds_of_a_site
     from dpfedc.privacy.statement import rounded_up
+    from dpfedc.research.published.published_account import published_epsilon, worst_rounds
+    from dpfedc.research.published.published_planner import published_noise_multipliers
     from dpfedc.settings import PrivacyTarget, require_integer
 
     n_sites, per_round, n_rounds = (

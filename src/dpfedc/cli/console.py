@@ -16,7 +16,7 @@ from rich.text import Text
 from dpfedc.privacy.statement import NOT_COVERED, split_subject
 
 if TYPE_CHECKING:
-    from dpfedc.records import RoundRecord
+    from dpfedc.engine.run_record import RoundRecord
 
 _WIDE = 60
 """From so many columns on, the subject of a paragraph stands beside it."""

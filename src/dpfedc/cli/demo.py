@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from dpfedc.cli.clustering import clustered, print_outcome
 from dpfedc.cli.console import print_path, print_sentence
+from dpfedc.cli.input_records import Deal, named_records
 from dpfedc.cli.options import Folder, NamedData, Split, Trust, seed_option
-from dpfedc.cli.records import Deal, named_records
+from dpfedc.cli.trial import clustered, print_outcome
 
 DEMO_SEED = 0
 

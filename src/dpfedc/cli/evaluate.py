@@ -6,8 +6,8 @@ import json
 from typing import Annotated
 
 from dpfedc.cli.console import print_sizes, print_table
+from dpfedc.cli.input_records import file_records, require_features
 from dpfedc.cli.options import Drop, Files, LabelColumn, Model, SiteColumn, flag_option
-from dpfedc.cli.records import file_records, require_features
 
 
 def evaluate(

@@ -14,7 +14,7 @@ from dpfedc.cli.console import print_path, print_sentence, print_table
 from dpfedc.cli.options import count_option, flag_option
 
 if TYPE_CHECKING:
-    from dpfedc.experiments.runner import Progress
+    from dpfedc.research.experiments.runner import Progress
 
 experiment = typer.Typer(
     name="experiment",
@@ -29,7 +29,7 @@ _SOME_FAILED = 1
 @experiment.command("list")
 def list_experiments() -> None:
     """List the experiments with the number of runs of each."""
-    from dpfedc.experiments.spec import experiment_names, named_experiment
+    from dpfedc.research.experiments.experiment_spec import experiment_names, named_experiment
 
     found = [named_experiment(name) for name in experiment_names()]
     rows = [(e.name, e.title, e.paper, len(e.cells), len(e.quick_cells)) for e in found]
@@ -61,8 +61,8 @@ def run(
     """
     import joblib
 
-    from dpfedc.experiments.runner import run_experiment
-    from dpfedc.experiments.spec import named_experiment
+    from dpfedc.research.experiments.experiment_spec import named_experiment
+    from dpfedc.research.experiments.runner import run_experiment
 
     chosen = named_experiment(name)
     folder = output or Path("results", f"{name}-quick" if quick else name)
@@ -97,7 +97,7 @@ def report(
     ] = Path("results"),
 ) -> None:
     """Make the figures and a page: our numbers beside the paper's, and its claims judged."""
-    from dpfedc.experiments.report import write_experiment_report
+    from dpfedc.research.experiments.experiment_page import write_experiment_report
 
     print_path("Report", write_experiment_report(folder))
 

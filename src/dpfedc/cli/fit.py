@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from dpfedc.cli.clustering import clustered, print_outcome
 from dpfedc.cli.console import print_path
+from dpfedc.cli.input_records import DEFAULT_SITES, Deal, given_records
 from dpfedc.cli.options import (
     PRIVACY,
     Clusters,
@@ -32,7 +32,7 @@ from dpfedc.cli.options import (
     number_option,
 )
 from dpfedc.cli.planned import privacy_settings
-from dpfedc.cli.records import DEFAULT_SITES, Deal, given_records
+from dpfedc.cli.trial import clustered, print_outcome
 from dpfedc.errors import InvalidInput
 
 _METHOD, _SIMULATION = "Method", "Simulated sites"

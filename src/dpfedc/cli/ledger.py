@@ -10,7 +10,7 @@ import typer
 from dpfedc.cli.console import print_paragraphs, print_sentence, print_table
 
 if TYPE_CHECKING:
-    from dpfedc.privacy.ledger_book import Opening
+    from dpfedc.privacy.ledger.book import Opening
 
 ledger = typer.Typer(
     name="ledger",

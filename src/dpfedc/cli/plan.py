@@ -79,7 +79,7 @@ def plan(
     Only the numbers given here are used: no data are read. Use it to see whether there are enough
     records for the privacy you want, before you ask anyone for data.
     """
-    from dpfedc.planning.words import plan_in_words
+    from dpfedc.clustering.plan_text import plan_in_words
 
     sizes = records_per_site(records, sites)
     settings = {
@@ -97,7 +97,7 @@ def plan(
         "norm_bound": 1.0 if bound_declared else "auto",
     }
     if json is not None:
-        from dpfedc.report.tables import require_plan_path
+        from dpfedc.report.output_files import require_plan_path
 
         require_plan_path(json)
     require_feasible(int(sizes.sum()), len(sizes), clusters, sites_per_round, sampling_probability)

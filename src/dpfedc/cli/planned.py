@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from dpfedc.planning.facts import Federation, RunPlan
+    from dpfedc.clustering.run_plan import Federation, RunPlan
     from dpfedc.settings import PrivacyTarget
 
 
@@ -52,10 +52,10 @@ def planned(
     settings: Mapping[str, Any], n_features: int, records_per_site: npt.NDArray[np.int64]
 ) -> tuple[RunPlan, Federation, PrivacyTarget | None]:
     """Return the plan that the estimator makes from these settings, and what it is made from."""
-    from dpfedc.planning.choices import checked_choices
-    from dpfedc.planning.facts import Federation
-    from dpfedc.planning.normalized import normalized_plan
-    from dpfedc.planning.published import published_plan
+    from dpfedc.clustering.dp_fedc_planner import normalized_plan
+    from dpfedc.clustering.registry import checked_choices
+    from dpfedc.clustering.run_plan import Federation
+    from dpfedc.research.published.published_planner import published_plan
     from dpfedc.settings import PrivacyTarget
 
     facts, target = Federation(n_features, records_per_site), None

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from dpfedc.cli.console import print_path, print_sizes
+from dpfedc.cli.input_records import file_records, require_features
 from dpfedc.cli.options import Drop, Files, LabelColumn, Model, SiteColumn
-from dpfedc.cli.records import file_records, require_features
 
 
 def predict(
@@ -29,7 +29,7 @@ def predict(
     """
     from dpfedc.model_file import ClusterModel
     from dpfedc.report.content import size_rows
-    from dpfedc.report.tables import require_labels_path, write_labels
+    from dpfedc.report.output_files import require_labels_path, write_labels
 
     require_labels_path(output, inputs=(model, *files))
     fitted = ClusterModel.read(model)

@@ -13,10 +13,10 @@ from dpfedc.cli.console import print_paragraphs, print_path, print_sentence
 from dpfedc.cli.options import number_option
 
 if TYPE_CHECKING:
-    from dpfedc.federation.agreement import Agreement
-    from dpfedc.federation.coordinator import RoundEvent
-    from dpfedc.federation.flower.server_folder import ServerFolder
-    from dpfedc.federation.flower.transport import FlowerTransport
+    from dpfedc.deployment.agreement import Agreement
+    from dpfedc.deployment.coordinator import RoundEvent
+    from dpfedc.deployment.flower.transport import FlowerTransport
+    from dpfedc.deployment.server_folder import ServerFolder
 
 run = typer.Typer(
     name="run",
@@ -53,9 +53,9 @@ def start(
     The same plan with the same sites is the same run: started again, it goes on where it stopped.
     For another run, change its name or its seed.
     """
-    from dpfedc.federation.flower.runs import await_sites, chosen_sites, proposal
-    from dpfedc.federation.flower.server_folder import ServerFolder
-    from dpfedc.federation.flower.transport import FlowerTransport
+    from dpfedc.deployment.flower.transport import FlowerTransport
+    from dpfedc.deployment.runs import await_sites, chosen_sites, proposal
+    from dpfedc.deployment.server_folder import ServerFolder
 
     text = plan.read_text(encoding="utf-8")
     folder = ServerFolder.open(server)
@@ -87,9 +87,9 @@ def resume(
 
     A run that is finished only sends its model again, for sites that were away.
     """
-    from dpfedc.federation.flower.runs import stored_agreement
-    from dpfedc.federation.flower.server_folder import ServerFolder
-    from dpfedc.federation.flower.transport import FlowerTransport
+    from dpfedc.deployment.flower.transport import FlowerTransport
+    from dpfedc.deployment.runs import stored_agreement
+    from dpfedc.deployment.server_folder import ServerFolder
 
     folder = ServerFolder.open(server)
     _carried_out(folder, FlowerTransport(folder), stored_agreement(folder, start), wait)
@@ -98,9 +98,9 @@ def resume(
 def _carried_out(
     folder: ServerFolder, transport: FlowerTransport, agreement: Agreement, wait: float
 ) -> None:
-    from dpfedc.federation.coordinator import Coordinator
-    from dpfedc.federation.flower.locks import locked
-    from dpfedc.federation.flower.runs import acceptances, publish, run_folder
+    from dpfedc.deployment.coordinator import Coordinator
+    from dpfedc.deployment.locks import locked
+    from dpfedc.deployment.runs import acceptances, publish, run_folder
     from dpfedc.privacy.statement import privacy_statement
 
     path, short = run_folder(folder, agreement), agreement.digest[:12]

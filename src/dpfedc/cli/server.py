@@ -46,7 +46,7 @@ def init(
 
     Sites need ca.crt from it, and nothing else. All that ends in .key must stay private.
     """
-    from dpfedc.federation.flower.server_folder import ServerFolder
+    from dpfedc.deployment.server_folder import ServerFolder
 
     made = ServerFolder.create(
         folder, hosts=host or (), listen=listen, port=port, insecure=insecure
@@ -60,8 +60,8 @@ def init(
 @server.command()
 def start(folder: _Folder) -> None:
     """Serve enrolled sites until interrupted. Runs are started with `dpfedc run start`."""
-    from dpfedc.federation.flower.fleet_server import serve
-    from dpfedc.federation.flower.server_folder import ServerFolder
+    from dpfedc.deployment.flower.fleet_server import serve
+    from dpfedc.deployment.server_folder import ServerFolder
 
     opened = ServerFolder.open(folder)
 
@@ -88,9 +88,9 @@ def enrol(
     ] = None,
 ) -> None:
     """Admit a site. Compare the fingerprint with the site's operator, by telephone for example."""
+    from dpfedc.deployment.keys import fingerprint
+    from dpfedc.deployment.server_folder import ServerFolder
     from dpfedc.errors import InvalidInput
-    from dpfedc.federation.flower.keys import fingerprint
-    from dpfedc.federation.flower.server_folder import ServerFolder
 
     opened = ServerFolder.open(folder)
     line = key.read_text(encoding="utf-8", errors="replace")
@@ -109,7 +109,7 @@ def remove(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The site's name.")],
 ) -> None:
     """Stop admitting a site, for example because its key was lost."""
-    from dpfedc.federation.flower.server_folder import ServerFolder
+    from dpfedc.deployment.server_folder import ServerFolder
 
     ServerFolder.open(folder).remove(name)
     _admit(folder)
@@ -119,10 +119,10 @@ def remove(
 @server.command()
 def status(folder: _Folder) -> None:
     """Show which sites are enrolled and online, and where the runs stand."""
-    from dpfedc.federation.flower.keys import fingerprint
-    from dpfedc.federation.flower.runs import name_of, standing
-    from dpfedc.federation.flower.server_folder import ServerFolder
-    from dpfedc.federation.flower.store import Store
+    from dpfedc.deployment.flower.store import Store
+    from dpfedc.deployment.keys import fingerprint
+    from dpfedc.deployment.runs import name_of, standing
+    from dpfedc.deployment.server_folder import ServerFolder
 
     opened = ServerFolder.open(folder)
     nodes = Store(opened).nodes()
@@ -144,7 +144,7 @@ def status(folder: _Folder) -> None:
 
 def _admit(folder: Path) -> None:
     """Let a running server know at once."""
-    from dpfedc.federation.flower.server_folder import ServerFolder
-    from dpfedc.federation.flower.store import Store
+    from dpfedc.deployment.flower.store import Store
+    from dpfedc.deployment.server_folder import ServerFolder
 
     Store(ServerFolder.open(folder))

@@ -57,17 +57,17 @@ def start(
     import signal
     import threading
 
-    from dpfedc.federation.flower.desk import Desk
-    from dpfedc.federation.flower.fleet_client import FleetClient, attend
-    from dpfedc.federation.flower.keys import read_site_key
-    from dpfedc.federation.flower.locks import locked
-    from dpfedc.federation.flower.site_folder import SiteFolder
+    from dpfedc.deployment.flower.fleet_client import FleetClient, attend
+    from dpfedc.deployment.keys import read_site_key
+    from dpfedc.deployment.locks import locked
+    from dpfedc.deployment.site_folder import SiteFolder
+    from dpfedc.deployment.site_service import SiteService
 
     opened, stop = SiteFolder.open(folder), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with locked(opened.path / "lock", refusal=f"another process serves {opened.path} already"):
-        desk = Desk(opened, accept=accept, allow_simulated=allow_simulated, tell=tell)
+        desk = SiteService(opened, accept=accept, allow_simulated=allow_simulated, tell=tell)
         client = FleetClient(
             opened.server, read_site_key(opened.path / "site.key"), authority=opened.authority
         )
@@ -82,7 +82,7 @@ def start(
 def status(folder: SiteFolderArgument) -> None:
     """Show the runs that were offered, and what is left of the lifetime cap."""
     from dpfedc.cli.ledger import show
-    from dpfedc.federation.flower.site_folder import MODEL, SiteFolder
+    from dpfedc.deployment.site_folder import MODEL, SiteFolder
 
     opened = SiteFolder.open(folder)
     print_paragraphs([f"Site: {opened.name}, {opened.records:,} records, server {opened.server}."])
@@ -106,9 +106,9 @@ def accept(
     yes: Annotated[bool, flag_option("--yes", "Do not ask.")] = False,
 ) -> None:
     """Read the terms of a run that was offered, and accept it."""
-    from dpfedc.federation.flower.desk import require_affordable, site_node
-    from dpfedc.federation.flower.site_folder import SiteFolder
-    from dpfedc.federation.terms import terms
+    from dpfedc.deployment.site_folder import SiteFolder
+    from dpfedc.deployment.site_service import require_affordable, site_node
+    from dpfedc.deployment.terms import terms
     from dpfedc.privacy.ledger import Ledger
     from dpfedc.privacy.statement import rounded_up
 
@@ -155,10 +155,10 @@ def labels(
     """Assign this site's records to the clusters of a finished run, here. Nothing is sent."""
     import numpy as np
 
+    from dpfedc.deployment.site_folder import MODEL, SiteFolder
     from dpfedc.errors import DataUnavailable
-    from dpfedc.federation.flower.site_folder import MODEL, SiteFolder
     from dpfedc.model_file import ClusterModel
-    from dpfedc.report.tables import require_labels_path, write_labels
+    from dpfedc.report.output_files import require_labels_path, write_labels
 
     opened = SiteFolder.open(folder)
     digest = opened.resolve(run)

@@ -12,7 +12,7 @@ from dpfedc.cli.console import print_path, print_sentence, print_table
 from dpfedc.cli.options import flag_option, number_option
 
 if TYPE_CHECKING:
-    from dpfedc.data.source import Report
+    from dpfedc.tables.sources import Report
 
 _DATA = "Records"
 SiteFolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The site's folder.")]
@@ -132,11 +132,11 @@ def init(
     Reads the records once and says what is in them; nothing is sent. Then send site.pub to the
     server's operator.
     """
-    from dpfedc.data.source import DataSource
+    from dpfedc.deployment.keys import fingerprint
+    from dpfedc.deployment.site_folder import SiteFolder
     from dpfedc.errors import InvalidInput
-    from dpfedc.federation.flower.keys import fingerprint
-    from dpfedc.federation.flower.site_folder import SiteFolder
     from dpfedc.privacy.ledger import BasicCap, GaussianCap
+    from dpfedc.tables.sources import DataSource
 
     if insecure == (ca is not None):
         raise InvalidInput("either --ca or --insecure must be given, and not both")
@@ -179,8 +179,8 @@ def check(
     ] = False,
 ) -> None:
     """Read the records and say what is in them. Nothing is sent."""
+    from dpfedc.deployment.site_folder import SiteFolder
     from dpfedc.errors import InvalidInput
-    from dpfedc.federation.flower.site_folder import SiteFolder
 
     opened = SiteFolder.open(folder)
     report = opened.source.check()

@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpfedc.errors import InvalidInput, UtilityWarning
-from dpfedc.estimators.federated import FederatedClusterer, OnRound
-from dpfedc.estimators.validation import check_records
-from dpfedc.federation.in_process import Sites
-from dpfedc.methods.protocol import State
-from dpfedc.model_file import ClusterModel
-from dpfedc.planning.choices import (
+from dpfedc.clustering.dp_fedc_planner import MAX_USABLE_NOISE, normalized_plan
+from dpfedc.clustering.registry import (
     MODEL_STEPS,
     checked_choices,
     declared_state,
     declares_bound,
-    factorisation_model,
+    factorization_model,
     left_open,
 )
-from dpfedc.planning.facts import Federation, RunPlan
-from dpfedc.planning.normalized import SWAMPED, normalized_plan
-from dpfedc.planning.published import PUBLISHED_FINAL_STEPS, published_plan
+from dpfedc.clustering.run_plan import Federation, RunPlan
+from dpfedc.clustering.stage import State
+from dpfedc.engine.simulated import Sites
+from dpfedc.errors import InvalidInput, UtilityWarning
+from dpfedc.estimators.base import FederatedClusterer, OnRound
+from dpfedc.estimators.record_checks import check_records
+from dpfedc.model_file import ClusterModel
+from dpfedc.research.published.published_planner import PUBLISHED_FINAL_STEPS, published_plan
 from dpfedc.settings import (
     TRUST_MODELS,
     require_bool,
@@ -276,7 +276,7 @@ class DPFedC(FederatedClusterer):
         """Return the model of the state, which may be that of an unfinished run."""
         published = self.variant == "published"
         settings = self.get_params(deep=False)
-        return factorisation_model(
+        return factorization_model(
             {**settings, "constant_feature": 0.0} if published else settings,
             plan,
             state,
@@ -298,11 +298,11 @@ def warn_of_poor_results(plan: RunPlan, facts: Federation) -> None:
     """Warn where the noise is likely to swamp the clusters, or delta is too large to mean much."""
     if plan.privacy is None:
         return
-    if plan.noise_ratio > SWAMPED:
+    if plan.noise_ratio > MAX_USABLE_NOISE:
         warnings.warn(
             f"the noise is likely to swamp the clusters: its ratio to their signal is "
-            f"{plan.noise_ratio:.2g}, expected below {SWAMPED}. More records, fewer clusters, a "
-            "larger epsilon or trust='secure-aggregation' would lower it",
+            f"{plan.noise_ratio:.2g}, expected below {MAX_USABLE_NOISE}. More records, fewer "
+            "clusters, a larger epsilon or trust='secure-aggregation' would lower it",
             UtilityWarning,
             stacklevel=4,
         )

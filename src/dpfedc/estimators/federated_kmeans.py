@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from dpfedc.estimators.federated import FederatedClusterer, OnRound
-from dpfedc.estimators.validation import check_records
-from dpfedc.federation.in_process import Sites
-from dpfedc.methods.protocol import State
-from dpfedc.planning.choices import declared_state, proved_plan
-from dpfedc.planning.facts import Federation, RunPlan
+from dpfedc.clustering.registry import declared_state, proved_plan
+from dpfedc.clustering.run_plan import Federation, RunPlan
+from dpfedc.clustering.stage import State
+from dpfedc.engine.simulated import Sites
+from dpfedc.estimators.base import FederatedClusterer, OnRound
+from dpfedc.estimators.record_checks import check_records
 from dpfedc.privacy.accountant import gaussian_epsilon, gaussian_mu
-from dpfedc.privacy.participation import most_rounds_of_a_site
+from dpfedc.privacy.schedule import most_rounds_of_a_site
 from dpfedc.settings import PrivacyTarget, require_bool, require_integer
 
 

@@ -28,12 +28,12 @@ from dpfedc.kernels.host import on_host_once
 
 X_SCALE, W_SCALE, H_SCALE, G_SCALE = 2.0**14, 2.0**12, 2.0**4, 2.0**3
 """Of x~ (norm <= 1), centres (entries <= 2), memberships and W W'. Float16 ends at 65,504."""
-LEAST_RECORDS = 2**10
+MIN_RECORDS = 2**10
 """With fewer records a CPU is as fast, and compiling takes a second."""
-MOST_CLUSTERS, MOST_FEATURES, MOST_STEPS = 64, 1024, 900
+MAX_CLUSTERS, MAX_FEATURES, MAX_STEPS = 64, 1024, 900
 _AT_ONCE = 2**27
 """Numbers whose squares are summed at a time."""
-LEAST_BOUND = 1e-3
+MIN_BOUND = 1e-3
 """Gradients that are clipped shorter than this would need other scales."""
 TILE_FEATURES = 64
 """Data with more features are read twice in a round, the second time mostly from the cache."""
@@ -72,10 +72,10 @@ def fits(X: Any, n_clusters: int, *, steps: int, bound: float) -> bool:
     return (
         X.dtype == torch.float32
         and X.stride(1) == 1
-        and X.shape[1] <= MOST_FEATURES
-        and n_clusters <= MOST_CLUSTERS
-        and steps <= MOST_STEPS
-        and bound >= LEAST_BOUND
+        and X.shape[1] <= MAX_FEATURES
+        and n_clusters <= MAX_CLUSTERS
+        and steps <= MAX_STEPS
+        and bound >= MIN_BOUND
     )
 
 
@@ -121,10 +121,10 @@ def clipped_gradients(
     n_programs = max(min(triton.cdiv(n, plan.rows), plan.programs_per_core * _n_cores(X)), 1)
     # Small matrices below one another, padded with zeros, in halves: made here and sent at once,
     # since every operation on the device would cost as much as all of them here.
-    centres = on_host_once(W)
-    gram = centres @ centres.T
+    centers = on_host_once(W)
+    gram = centers @ centers.T
     small = np.zeros((tall + 2 * width, width), np.float32)
-    small[:m, :k] = centres.T * W_SCALE
+    small[:m, :k] = centers.T * W_SCALE
     small[tall : tall + k, :k] = np.eye(k) - curvature / gamma
     small[tall + width : tall + width + k, :k] = gram * G_SCALE
     high = small.astype(np.float16)
@@ -146,8 +146,8 @@ def clipped_gradients(
     )  # fmt: skip
     from_records = torch.sum(sums, dim=0, dtype=torch.float64)[:k, :m] / (X_SCALE * H_SCALE)
     both = torch.sum(grams, dim=0, dtype=torch.float64)[:k, :k] / H_SCALE**2
-    from_centres = both @ W.to(torch.float64)
-    return (from_centres - from_records).to(X.dtype)
+    from_centers = both @ W.to(torch.float64)
+    return (from_centers - from_records).to(X.dtype)
 
 
 def _n_cores(X: Any) -> int:
@@ -243,13 +243,13 @@ def _round(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     gram = tl.load(HALVES + (tall + WIDTH) * WIDTH + square)
     gram_low = tl.load(LOW + (tall + WIDTH) * WIDTH + square)
     lengths = tl.load(LENGTHS + clusters)
-    of_centres = tl.arange(0, COLUMNS)[:, None] * WIDTH + clusters[None, :]
+    of_centers = tl.arange(0, COLUMNS)[:, None] * WIDTH + clusters[None, :]
     own = SUMS + program * (WIDTH * tall)
     own += clusters[:, None] * tall + tl.arange(0, COLUMNS)[None, :]
     sums = tl.zeros([WIDTH, COLUMNS], dtype=tl.float32)
     grams = tl.zeros([WIDTH, WIDTH], dtype=tl.float32)
     if BLOCKS == 1:
-        w, w_low = tl.load(HALVES + of_centres), tl.load(LOW + of_centres)
+        w, w_low = tl.load(HALVES + of_centers), tl.load(LOW + of_centers)
     for tile in range(program, tl.cdiv(n, ROWS), tl.num_programs(0)):
         origin = tl.zeros([], dtype=tl.int64) + tile * ROWS
         inside = inner < n - tile * ROWS
@@ -273,7 +273,7 @@ def _round(  # type: ignore[no-untyped-def]  # noqa: PLR0915
                     X, CENTER, origin, factors, inside, used, block * COLUMNS, m, stride,
                     ROWS, COLUMNS, RAGGED, ON_CHIP,
                 )  # fmt: skip
-                place = block * (COLUMNS * WIDTH) + of_centres
+                place = block * (COLUMNS * WIDTH) + of_centers
                 a += tl.dot(y, tl.load(HALVES + place), tl.dot(y, tl.load(LOW + place)))
         push = a * drive
         h = push

@@ -33,13 +33,13 @@ FEW = 32
 """Clusters up to which small products are the faster ones: with more, copying matters less."""
 WITH_KERNELS = {"SkylakeX", "Cooperlake", "SapphireRapids"}
 """OpenBLAS's names for processors with AVX-512."""
-LEAST_ROWS, LEAST_COLUMNS = 32, 16
+MIN_ROWS, MIN_COLUMNS = 32, 16
 """Rows and columns of a small product: with fewer it would be all overhead."""
-LEAST_BLOCK, BLOCK, LARGE_BLOCK = 128, 256, 1024
+MIN_BLOCK, BLOCK, LARGE_BLOCK = 128, 256, 1024
 """Rows that are taken at a time: at least, where products are small, and where they are not."""
-LEAST_GROUP, MOST_GROUPS = 10**7, 16
+MIN_GROUP, MAX_GROUPS = 10**7, 16
 """Multiplications that are worth a thread of their own, and for how many threads there is work."""
-LEAST_RUN = 32
+MIN_RUN = 32
 """Runs shorter than this on average are copied together: the loop would cost more."""
 _CACHED, _ON_DEVICE = 2**19, 2**27
 """Numbers in a temporary array: what a core's cache holds, and what keeps an accelerator busy."""
@@ -81,8 +81,8 @@ class Runs:
         `k` is the number of columns of the products to be made with them.
         """
         n, m = self.shape
-        groups = min(MOST_GROUPS, max(n * m * k // LEAST_GROUP, 1))
-        most = min(most, max(-(-n // groups), LEAST_BLOCK))
+        groups = min(MAX_GROUPS, max(n * m * k // MIN_GROUP, 1))
+        most = min(most, max(-(-n // groups), MIN_BLOCK))
         blocks, at = [], 0
         for start, stop in zip(self.starts.tolist(), self.stops.tolist(), strict=True):
             rows = _even(stop - start, most)
@@ -118,7 +118,7 @@ def by_columns(X: Array | Runs, V: Array, minus: Array | None = None) -> Array:
     columns = np.empty((k, X.shape[0]), np.result_type(X.dtype, V.dtype))
     rows, features = LARGE_BLOCK, m
     if k <= FEW and small_products_pay():
-        rows = max(SMALL // (m * k), LEAST_ROWS)
+        rows = max(SMALL // (m * k), MIN_ROWS)
         features = _even(m, SMALL // (rows * k))
 
     def multiply(blocks: list[Block]) -> None:
@@ -162,7 +162,7 @@ def weighted_rows(V: Array, X: Array | Runs, minus: Array | None = None) -> Arra
         # Last rows first: a product with all rows has just gone by, and the last are still cached.
         for at, raw in reversed(blocks):
             block = _less(raw, minus)
-            columns = _even(m, SMALL // (len(block) * k), least=LEAST_COLUMNS) if small else m
+            columns = _even(m, SMALL // (len(block) * k), least=MIN_COLUMNS) if small else m
             weights = V[at : at + len(block)].T
             for first in range(0, m, columns):
                 some = slice(first, first + columns)
@@ -231,6 +231,6 @@ def in_runs(X: Array, starts: Int64, stops: Int64) -> Runs | None:
     first = np.concatenate([[True], starts[1:] != stops[:-1]])
     begins = starts[first]
     ends = stops[np.concatenate([first[1:], [True]])]
-    if (ends - begins).sum() < LEAST_RUN * len(begins):
+    if (ends - begins).sum() < MIN_RUN * len(begins):
         return None
     return Runs(X, begins, ends)

@@ -8,11 +8,13 @@ size are padded to a common length and handled as one array, so the only loop is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
+from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
 
 Int64 = npt.NDArray[np.int64]
@@ -89,3 +91,27 @@ def _size_classes(sizes: Int64) -> Iterator[tuple[Int64, int]]:
     for exponent in np.unique(exponents):
         sites = np.flatnonzero(exponents == exponent)
         yield sites, int(sizes[sites].max())
+
+
+def coded(name: str, values: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+    """Return the index of each value among the sorted distinct values, and those values."""
+    column = np.asarray(values)
+    if column.ndim != 1 or len(column) == 0:
+        raise InvalidInput(f"{name} must have one value per record, got shape {column.shape}")
+    floats = column.dtype.kind == "f"
+    missing = np.isnan(column) if floats else np.asarray([value is None for value in column])
+    if missing.any():
+        raise InvalidInput(
+            f"{name} must have no missing values, got {int(missing.sum())}, "
+            f"the first in row {int(missing.argmax()) + 1}"
+        )
+    try:
+        distinct, codes = np.unique(column, return_inverse=True)
+    except TypeError as error:
+        raise InvalidInput(f"{name} must hold values of one kind, got: {error}") from error
+    return codes.astype(np.int64), distinct
+
+
+def by_column(values: npt.ArrayLike) -> tuple[Int64, npt.NDArray[Any]]:
+    """Return the site ids that a column names, and the sorted names: names[ids] = values."""
+    return coded("site column", values)

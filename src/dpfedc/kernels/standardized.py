@@ -24,7 +24,7 @@ from dpfedc.kernels.rows import Runs, by_columns, chosen_rows, chunks, weighted_
 
 CHUNK = 4096
 """Rows handled at a time where a temporary copy is needed."""
-MOST_LOST, NEAR = 2.0**-32, 4.0
+MAX_LOST, NEAR = 2.0**-32, 4.0
 """The unit of rounding of a centre, and a centre, in units of the scale: see `is_far`."""
 
 
@@ -45,7 +45,7 @@ def is_far(center: Array, scale: Array | float | None) -> bool:
     """
     if scale is None:
         return False
-    most = max(MOST_LOST / float(array_namespace(center).finfo(center.dtype).eps), NEAR)
+    most = max(MAX_LOST / float(array_namespace(center).finfo(center.dtype).eps), NEAR)
     length = float(np.linalg.norm(on_host_once(center)))
     return length > most * float(scale if isinstance(scale, float) else on_host_once(scale))
 

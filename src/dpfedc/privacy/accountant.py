@@ -16,8 +16,8 @@ from typing import Any
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
-from dpfedc.privacy.plan import RELATION, UNIT, PlannedRelease, PrivacyPlan
-from dpfedc.settings import MOST_EPSILON, PrivacyGuarantee, require_number
+from dpfedc.privacy.privacy_plan import RELATION, UNIT, PlannedRelease, PrivacyPlan
+from dpfedc.settings import MAX_EPSILON, PrivacyGuarantee, require_number
 
 GRID = 1e-3
 """Steps in which privacy loss is counted. Rounding is always up; against the closed form it costs
@@ -26,7 +26,7 @@ RELATIVE_GRID = 1e-5
 """The same for large epsilon, as a part of it."""
 MU_GRID = 1 / 32
 """The same for small epsilon, as a part of mu: the steps must be finer than the loss spreads."""
-MOST_MU = 1e7
+MAX_MU = 1e7
 """Beyond it, floating-point numbers are too coarse for the closed form, and epsilon is infinite."""
 
 
@@ -46,7 +46,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Return the epsilon of one Gaussian release with mu = sensitivity / noise_std, at delta."""
-    if mu > MOST_MU:
+    if mu > MAX_MU:
         return math.inf
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
@@ -125,7 +125,7 @@ def scaled_pld_epsilon(event: Any, mu: float, delta: float) -> float:
     overflow, infinity is the bound.
     """
     closed = gaussian_epsilon(mu, delta)
-    if closed > 10 * MOST_EPSILON:
+    if closed > 10 * MAX_EPSILON:
         return math.inf
     grid = min(max(GRID, RELATIVE_GRID * closed), MU_GRID * mu)
     return pld_epsilon(event, delta, grid=grid)

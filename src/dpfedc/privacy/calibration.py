@@ -11,11 +11,11 @@ from dpfedc.privacy.accountant import (
     plan_epsilon,
     releases_epsilon,
 )
-from dpfedc.privacy.plan import PlannedRelease, PrivacyPlan
+from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
 
 NUDGE = 1.0001
 """Noise is raised in steps of this factor until the accountant confirms the target."""
-LEAST_NOISE = 0.2
+MIN_NOISE = 0.2
 """The search for a sampled stage's z ends near here. Records that are sampled less often than delta
 would need no noise at all, and less noise than this is of no use to anyone."""
 
@@ -93,9 +93,9 @@ def _with_sampled_noise(
 
     high = releases[i].noise_multiplier
     low = high / 2
-    while low > LEAST_NOISE and enough(low):
+    while low > MIN_NOISE and enough(low):
         low, high = low / 2, low
-    if low <= LEAST_NOISE:
+    if low <= MIN_NOISE:
         return at(high)
     while high / low > NUDGE:
         middle = (low * high) ** 0.5

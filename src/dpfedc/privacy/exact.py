@@ -28,7 +28,7 @@ SENSITIVITY = 2**30
 BOUND_UNITS = 2**30 - 2**10
 """How many grid units the bound is: a hair below SENSITIVITY, so that rounding cannot reach it."""
 LARGEST_SUM = 2**62
-LEAST_NOISE, MOST_NOISE = 1000.0, 2.0**50
+MIN_NOISE, MAX_NOISE = 1000.0, 2.0**50
 """The noise's standard deviation in grid units: so that its law is as proved, and none wraps."""
 NUMBERS_AT_A_TIME = 2**20
 
@@ -172,8 +172,8 @@ def noise_in_units(multiplier: float) -> float:
     last factor is for the rounding of this very number.
     """
     std = math.hypot(multiplier * SENSITIVITY, 2.0) * (1 + 2.0**-50)
-    if not LEAST_NOISE <= std <= MOST_NOISE:
-        low, high = LEAST_NOISE / SENSITIVITY, MOST_NOISE / SENSITIVITY
+    if not MIN_NOISE <= std <= MAX_NOISE:
+        low, high = MIN_NOISE / SENSITIVITY, MAX_NOISE / SENSITIVITY
         raise InvalidInput(
             f"secure noise must have a multiplier from {low:.1e} to {high:.1e}, got {multiplier}"
         )

@@ -25,7 +25,7 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True)
-class Dealing:
+class RoundSample:
     """The part (0 to n_parts - 1) that each record is in, or -1 for a record not in the round.
 
     `probability` is each record's chance to be in the round, independent of every other record and
@@ -42,16 +42,16 @@ class Dealing:
         return None if self.part is None or self.probability == 1 else self.part >= 0
 
 
-def dealt_by_slot(rows: Rows, n_parts: int) -> Dealing:
+def sampled_by_slot(rows: Rows, n_parts: int) -> RoundSample:
     """Return all records, dealt in turn by their slot: a fixed, balanced partition."""
     if n_parts == 1:
-        return Dealing(1.0, 1)
-    return Dealing(1.0, n_parts, slot_of_row(rows.offsets) % n_parts)
+        return RoundSample(1.0, 1)
+    return RoundSample(1.0, n_parts, slot_of_row(rows.offsets) % n_parts)
 
 
-def dealt_by_coins(
+def sampled_by_coins(
     rows: Rows, probability: float, n_parts: int, *, randomness: Randomness, stage: str, t: int
-) -> Dealing:
+) -> RoundSample:
     """Return each record with the given probability, in a part drawn uniformly.
 
     One uniform number decides both: below `probability` the record is in, and where below it says
@@ -65,10 +65,10 @@ def dealt_by_coins(
         slots=slot_of_row(rows.offsets),
     )
     part = np.floor(draw * (n_parts / probability)).astype(np.int64)
-    return Dealing(probability, n_parts, np.where(part < n_parts, part, -1))
+    return RoundSample(probability, n_parts, np.where(part < n_parts, part, -1))
 
 
-def dealt_by_secret_coins(rows: Rows, probability: float) -> Dealing:
+def sampled_by_secret_coins(rows: Rows, probability: float) -> RoundSample:
     """Return each record with the given probability, by coins that nobody can toss again.
 
     Every coin is 53 bits of the operating system's own; a record is in the round with the largest
@@ -77,7 +77,7 @@ def dealt_by_secret_coins(rows: Rows, probability: float) -> Dealing:
     n = int(rows.offsets[-1])
     bits = np.frombuffer(os.urandom(8 * n), dtype=np.uint64) >> np.uint64(11)
     inside = bits < np.uint64(int(probability * 2**53))
-    return Dealing(probability, 1, np.where(inside, 0, -1))
+    return RoundSample(probability, 1, np.where(inside, 0, -1))
 
 
 class Unused:
@@ -88,19 +88,19 @@ class Unused:
     """
 
     def __init__(self) -> None:
-        self._dealt: dict[tuple[str, int, bytes, bytes], Dealing] = {}
+        self._dealt: dict[tuple[str, int, bytes, bytes], RoundSample] = {}
 
     def __len__(self) -> int:
         """Return how many dealings wait for their release."""
         return len(self._dealt)
 
-    def keep(self, dealing: Dealing, rows: Rows, *, stage: str, t: int) -> None:
+    def keep(self, sample: RoundSample, rows: Rows, *, stage: str, t: int) -> None:
         """Let the dealing be taken in round t, and none of the stage's other rounds any more."""
         for key in [key for key in self._dealt if key[0] == stage and key[1] != t]:
             del self._dealt[key]
-        self._dealt[_key(rows, stage, t)] = dealing
+        self._dealt[_key(rows, stage, t)] = sample
 
-    def take(self, dealing: Dealing, rows: Rows, *, stage: str, t: int) -> bool:
+    def take(self, sample: RoundSample, rows: Rows, *, stage: str, t: int) -> bool:
         """Return whether this was dealt to these rows for round t, which uses it up.
 
         Where all records take part nothing is drawn: then any dealing by slot will do that has as
@@ -108,9 +108,9 @@ class Unused:
         """
         key = _key(rows, stage, t)
         dealt = self._dealt.get(key)
-        right = dealing is dealt
-        if dealing.probability == 1:
-            right = _same(dealing, dealt_by_slot(rows, 1 if dealt is None else dealt.n_parts))
+        right = sample is dealt
+        if sample.probability == 1:
+            right = _same(sample, sampled_by_slot(rows, 1 if dealt is None else dealt.n_parts))
         if right:
             self._dealt.pop(key, None)
         return right
@@ -120,7 +120,7 @@ def _key(rows: Rows, stage: str, t: int) -> tuple[str, int, bytes, bytes]:
     return stage, t, np.asarray(rows.sites).tobytes(), np.asarray(rows.offsets).tobytes()
 
 
-def _same(one: Dealing, other: Dealing) -> bool:
+def _same(one: RoundSample, other: RoundSample) -> bool:
     if one.part is None or other.part is None:
         return one.n_parts == other.n_parts and one.part is other.part
     return one.n_parts == other.n_parts and np.array_equal(one.part, other.part)

@@ -23,7 +23,7 @@ HOW_IT_WORKS = {
 
 ALMOST = 0.1
 """Up to this epsilon, a tenth more or less, words may say `almost`."""
-MOST_FACTOR = 1e4
+MAX_FACTOR = 1e4
 """A factor beyond it limits nothing, and is not written out."""
 
 NOT_COVERED = ("Not protected", "Note", "Warning")
@@ -70,7 +70,7 @@ def number(value: float) -> str:
 def odds_factor(epsilon: float) -> str:
     """Return by how much seeing the results can change the odds that a record was there."""
     factor = math.exp(min(epsilon, 700.0))
-    within = factor < MOST_FACTOR
+    within = factor < MAX_FACTOR
     return f"by at most a factor of {number(factor)}" if within else "by any factor"
 
 
@@ -83,7 +83,7 @@ def how_likely(epsilon: float) -> str:
     factor = math.exp(min(epsilon, 700.0))
     if epsilon <= ALMOST:
         return "almost as likely"
-    if factor < MOST_FACTOR:
+    if factor < MAX_FACTOR:
         return f"at most {number(factor)} times more or less likely"
     return "any number of times more or less likely"
 

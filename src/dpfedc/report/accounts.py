@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpfedc.engine.run_record import RoundRecord, RunRecord
 from dpfedc.errors import DataUnavailable, InvalidInput
 from dpfedc.privacy.accountant import (
     dp_event,
@@ -15,9 +16,8 @@ from dpfedc.privacy.accountant import (
     rdp_epsilon,
     releases_epsilon,
 )
-from dpfedc.privacy.plan import PlannedRelease, PrivacyPlan
-from dpfedc.records import RoundRecord, RunRecord
-from dpfedc.report.privacy import recorded_guarantee, recorded_plan
+from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
+from dpfedc.report.promise import recorded_guarantee, recorded_plan
 
 DELTAS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9)
 AGREEMENT = 1e-6

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dpfedc.data.partition import by_column
-from dpfedc.evaluation.metrics import cluster_sizes, kmeans_cost, scores
+from dpfedc.engine.run_record import RunRecord
+from dpfedc.kernels.metrics import cluster_sizes, kmeans_cost, scores
+from dpfedc.kernels.segments import by_column
 from dpfedc.model_file import ClusterModel
-from dpfedc.records import RunRecord
-from dpfedc.report.privacy import (
+from dpfedc.report.promise import (
     STAGES_CAPTION,
     STAGES_HEAD,
     privacy_paragraphs,
@@ -109,8 +109,8 @@ def model_scores(
 
     `cost` is to the means of the clusters in these records, `cost_to_centres` to the model's own.
     """
-    centres = model.cluster_centers
-    return {**scores(X, labels, y), "cost_to_centres": kmeans_cost(X, labels, centres)}
+    centers = model.cluster_centers
+    return {**scores(X, labels, y), "cost_to_centres": kmeans_cost(X, labels, centers)}
 
 
 def size_rows(
@@ -153,7 +153,7 @@ def report_content(outcome: Outcome, *, title: str, how_made: Sequence[str]) -> 
     from dpfedc.report.page import ReportContent  # draws figures, and so is slow to import
 
     rows, names = by_column(outcome.sites)
-    centres = outcome.model.cluster_centers
+    centers = outcome.model.cluster_centers
     plan = recorded_plan(outcome.record)
     labelled = "accuracy" in outcome.scores
     return ReportContent(
@@ -167,10 +167,10 @@ def report_content(outcome: Outcome, *, title: str, how_made: Sequence[str]) -> 
         table_head=("score", "this run", "pooled k-means"),
         table_rows=score_rows(outcome.scores, outcome.pooled),
         table_caption=_LABELS_EXPLAINED + _COST_EXPLAINED if labelled else _COST_EXPLAINED,
-        centres=centres,
+        centers=centers,
         image_shape=outcome.image_shape,
         feature_names=outcome.model.feature_names,
-        sizes=cluster_sizes(outcome.labels, rows, len(centres)),
+        sizes=cluster_sizes(outcome.labels, rows, len(centers)),
         site_names=[str(name) for name in names],
         reference_accuracy=(outcome.pooled or {}).get("accuracy"),
         how_made=shlex.join(how_made),

@@ -84,7 +84,7 @@ def line_figure(
     return _png(figure)
 
 
-def centres_view(
+def centers_view(
     n_features: int, image_shape: Sequence[int] | None
 ) -> Literal["pictures", "table", "map"]:
     """Return how `centres_figure` draws centres: as pictures, a coloured table, or a heat map."""
@@ -93,8 +93,8 @@ def centres_view(
     return "table" if n_features <= _NAMED_FEATURES else "map"
 
 
-def centres_figure(
-    centres: npt.ArrayLike,
+def centers_figure(
+    centers: npt.ArrayLike,
     image_shape: Sequence[int] | None = None,
     feature_names: Sequence[str] | None = None,
 ) -> bytes:
@@ -104,7 +104,7 @@ def centres_figure(
     largest value. In the table each feature is coloured by its own range over the centres, so that
     features in different units can be read side by side. The heat map has one scale for all.
     """
-    matrix = _matrix("centres", centres)
+    matrix = _matrix("centres", centers)
     names = [f"feature {f}" for f in range(matrix.shape[1])]
     if feature_names is not None and len(feature_names) != len(names):
         raise InvalidInput(
@@ -112,7 +112,7 @@ def centres_figure(
         )
     if image_shape is not None:
         return _png(_pictures(matrix, tuple(image_shape)))
-    if centres_view(len(names), image_shape) == "map":
+    if centers_view(len(names), image_shape) == "map":
         return _png(_heat_map(matrix))
     return _png(_table(matrix, names if feature_names is None else feature_names))
 
@@ -132,8 +132,8 @@ def sizes_figure(sizes: npt.ArrayLike, site_names: Sequence[str] | None = None) 
     # Beyond 40 clusters three keys of the colour scale tell more than a wall of them.
     keys = range(n_clusters) if n_clusters <= 40 else (0, n_clusters // 2, n_clusters - 1)
     figure, axes = _blank((1.1 + 0.27 * n_sites if in_rows else 3.2) + 0.02 * len(keys))
-    for c, colour in enumerate(_cluster_colours(n_clusters)):
-        style: dict[str, Any] = {"color": colour, "label": str(c) if c in keys else "_"}
+    for c, color in enumerate(_cluster_colors(n_clusters)):
+        style: dict[str, Any] = {"color": color, "label": str(c) if c in keys else "_"}
         above = below + counts[:, c]
         if in_rows:
             axes.barh(where, counts[:, c], 0.74, left=below, **style, **edge)
@@ -163,8 +163,8 @@ def sizes_figure(sizes: npt.ArrayLike, site_names: Sequence[str] | None = None) 
     return _png(figure)
 
 
-def _pictures(centres: Matrix, shape: tuple[int, ...]) -> Figure:
-    k, m = centres.shape
+def _pictures(centers: Matrix, shape: tuple[int, ...]) -> Figure:
+    k, m = centers.shape
     if len(shape) not in {2, 3} or (len(shape) == 3 and shape[2] != 3) or np.prod(shape) != m:
         raise InvalidInput(
             f"image_shape must be (height, width) or (height, width, 3) of {m} values, got {shape}"
@@ -175,8 +175,8 @@ def _pictures(centres: Matrix, shape: tuple[int, ...]) -> Figure:
     cell = _WIDTH / max(n_columns, 4)
     figure, axes = _blank(n_rows * (0.92 * cell * shape[0] / shape[1] + 0.26))
     axes.remove()
-    low, high = float(centres.min()), float(centres.max())
-    values = centres if len(shape) == 2 else np.clip(centres / (high if high > 0 else 1.0), 0, 1)
+    low, high = float(centers.min()), float(centers.max())
+    values = centers if len(shape) == 2 else np.clip(centers / (high if high > 0 else 1.0), 0, 1)
     places = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
     for c, place in enumerate(places):
         place.set_axis_off()
@@ -186,16 +186,16 @@ def _pictures(centres: Matrix, shape: tuple[int, ...]) -> Figure:
     return figure
 
 
-def _table(centres: Matrix, names: Sequence[str]) -> Figure:
-    k, m = centres.shape
+def _table(centers: Matrix, names: Sequence[str]) -> Figure:
+    k, m = centers.shape
     figure, axes = _blank(0.75 + 0.27 * m)
     # A feature on which all centres agree gets the middle colour.
-    shift, spread = centres - centres.min(axis=0), np.ptp(centres, axis=0)
+    shift, spread = centers - centers.min(axis=0), np.ptp(centers, axis=0)
     place = np.divide(shift, spread, out=np.full((k, m), 0.5), where=spread > 0)
     axes.imshow(place.T, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     for c, f in np.ndindex(k, m) if k <= 8 else ():
         ink = "white" if place[c, f] > 0.55 else _INK
-        axes.text(c, f, f"{centres[c, f]:.3g}", fontsize=8.5, color=ink, ha="center", va="center")
+        axes.text(c, f, f"{centers[c, f]:.3g}", fontsize=8.5, color=ink, ha="center", va="center")
     axes.set_yticks(range(m), [_short(name) for name in names], parse_math=False)
     axes.set_yticks(np.arange(m - 1) + 0.5, minor=True)
     axes.set_xticks(range(0, k, -(-k // 25)))
@@ -209,14 +209,14 @@ def _table(centres: Matrix, names: Sequence[str]) -> Figure:
     return figure
 
 
-def _heat_map(centres: Matrix) -> Figure:
-    figure, axes = _blank(1.15 + max(1.2, min(0.2 * len(centres), 4.0)))
+def _heat_map(centers: Matrix) -> Figure:
+    figure, axes = _blank(1.15 + max(1.2, min(0.2 * len(centers), 4.0)))
     # A few extreme entries would leave all others in one colour.
-    low, high = (float(v) for v in np.quantile(centres, [0.005, 0.995]))
-    colours = "Blues"
+    low, high = (float(v) for v in np.quantile(centers, [0.005, 0.995]))
+    colors = "Blues"
     if low < 0 < high:
-        low, high, colours = min(low, -high), max(high, -low), "RdBu_r"
-    drawn = axes.imshow(centres, cmap=colours, vmin=low, vmax=high, aspect="auto")
+        low, high, colors = min(low, -high), max(high, -low), "RdBu_r"
+    drawn = axes.imshow(centers, cmap=colors, vmin=low, vmax=high, aspect="auto")
     axes.set(xlabel="feature", ylabel="cluster")
     axes.locator_params(axis="y", integer=True, min_n_ticks=1)
     axes.tick_params(length=0)
@@ -252,7 +252,7 @@ def _write_legend(figure: Figure, n_columns: int, handlelength: float, title: st
         text.set(parse_math=False, color=_INK)
 
 
-def _cluster_colours(n_clusters: int) -> list[Any]:
+def _cluster_colors(n_clusters: int) -> list[Any]:
     from matplotlib import colormaps
 
     if n_clusters <= len(_MUTED):

@@ -9,23 +9,23 @@ from tempfile import TemporaryDirectory
 
 from dpfedc.errors import InvalidInput
 from dpfedc.report.content import Outcome
-from dpfedc.report.page import PAGE_NAME, PICTURE_NAMES, ReportContent, write_report
-from dpfedc.report.tables import (
+from dpfedc.report.output_files import (
     nearest_folder,
     require_replaceable,
     require_writable,
     starts_with,
-    write_centres,
+    write_centers,
     write_labels,
 )
+from dpfedc.report.page import PAGE_NAME, PICTURE_NAMES, ReportContent, write_report
 
 RECORD_NAME, MODEL_NAME = "run.jsonl", "model.npz"
-CENTRES_NAME, LABELS_NAME = "centres.csv", "labels.csv"
+CENTERS_NAME, LABELS_NAME = "centres.csv", "labels.csv"
 # The record comes first: it marks the folder as ours even if moving the rest is interrupted.
 FILE_NAMES = (
     RECORD_NAME,
     MODEL_NAME,
-    CENTRES_NAME,
+    CENTERS_NAME,
     LABELS_NAME,
     PAGE_NAME,
     *(f"{name}.png" for name in PICTURE_NAMES),
@@ -57,14 +57,14 @@ def write_results(folder: Path, outcome: Outcome, content: ReportContent) -> Pat
     results as they were. Pictures of an earlier run that this one does not have are removed.
     """
     model = outcome.model
-    centres = model.cluster_centers
-    names = model.feature_names or [f"x{f}" for f in range(centres.shape[1])]
+    centers = model.cluster_centers
+    names = model.feature_names or [f"x{f}" for f in range(centers.shape[1])]
     with TemporaryDirectory(dir=nearest_folder(folder), prefix=".dpfedc-") as home:
         draft = Path(home) / "run"
         write_report(draft, content)
         outcome.record.write(draft / RECORD_NAME)
         model.write(draft / MODEL_NAME)
-        write_centres(draft / CENTRES_NAME, names, centres)
+        write_centers(draft / CENTERS_NAME, names, centers)
         write_labels(draft / LABELS_NAME, outcome.sites, outcome.labels)
         folder.mkdir(parents=True, exist_ok=True)
         for name in FILE_NAMES:

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpfedc.engine.run_record import RunRecord
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.statement import NOT_COVERED, split_subject
-from dpfedc.records import RunRecord
 from dpfedc.report import figures
 from dpfedc.report.style import PAGE, STYLE
 
@@ -50,7 +50,7 @@ class ReportContent:
     table_head: tuple[str, str, str] = ("metric", "this run", "reference")
     table_rows: Sequence[Row] = ()
     table_caption: str = "Results"
-    centres: npt.ArrayLike | None = None
+    centers: npt.ArrayLike | None = None
     image_shape: Sequence[int] | None = None
     feature_names: Sequence[str] | None = None
     sizes: npt.ArrayLike | None = None
@@ -101,12 +101,12 @@ def _pictures(content: ReportContent) -> Iterator[_Picture]:
     yield from _series_picture(content.record, "objective", "What the method minimises", None)
     what = "Share of records whose cluster matches their label"
     yield from _series_picture(content.record, "accuracy", what, content.reference_accuracy)
-    if content.centres is not None:
-        centres = np.asarray(content.centres)
-        png = figures.centres_figure(centres, content.image_shape, content.feature_names)
-        view = figures.centres_view(centres.shape[1], content.image_shape)
-        what = f"The {centres.shape[0]} centres with {centres.shape[1]:,} features each"
-        caption = f"{what}, {_CENTRES_SHOWN[view]}."
+    if content.centers is not None:
+        centers = np.asarray(content.centers)
+        png = figures.centers_figure(centers, content.image_shape, content.feature_names)
+        view = figures.centers_view(centers.shape[1], content.image_shape)
+        what = f"The {centers.shape[0]} centres with {centers.shape[1]:,} features each"
+        caption = f"{what}, {_CENTERS_SHOWN[view]}."
         yield _Picture("centres", "Cluster centres", png, caption, caption)
     if content.sizes is not None:
         sizes = np.asarray(content.sizes)
@@ -118,7 +118,7 @@ def _pictures(content: ReportContent) -> Iterator[_Picture]:
         yield _Picture("sizes", "Cluster sizes per site", png, alt, caption)
 
 
-_CENTRES_SHOWN = {
+_CENTERS_SHOWN = {
     "pictures": "drawn as pictures on one common scale; the number above each is its cluster",
     "table": "one column per cluster; each row runs from its lowest value (light) to its highest "
     "(dark)",

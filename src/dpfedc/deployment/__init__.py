@@ -1,0 +1,1 @@
+"""Sites elsewhere: what is agreed, what travels, and what a site does with it."""

@@ -1,0 +1,184 @@
+"""A site's folder: its settings, its key, its ledger, and the runs that were offered to it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpfedc.deployment.checkpoint import write_whole
+from dpfedc.deployment.keys import write_site_key
+from dpfedc.deployment.server_folder import require_loopback, require_name
+from dpfedc.errors import DataUnavailable, InvalidInput
+
+if TYPE_CHECKING:
+    from dpfedc.deployment.agreement import Agreement
+    from dpfedc.privacy.ledger.caps import Cap
+    from dpfedc.tables.sources import DataSource
+
+AGREEMENT, ACCEPTED, MODEL = "agreement.json", "accepted", "model.npz"
+MAX_PENDING = 20
+"""A server cannot fill a site's disk with offers that nobody accepts."""
+_ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+
+
+def require_address(address: str) -> str:
+    """Return HOST:PORT without the brackets that only IPv6 needs; refuse anything else."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match["port"]) < 2**16:
+        raise InvalidInput(f"--server must be HOST:PORT, got {address!r}")
+    return match["host"].strip("[]")
+
+
+@dataclass(frozen=True)
+class SiteFolder:
+    """What a site's operator keeps. `records` is the number of records that the site declares."""
+
+    path: Path
+    name: str
+    server: str
+    records: int
+    data: Mapping[str, Any]
+    insecure: bool = False
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        *,
+        name: str,
+        server: str,
+        authority: Path | None,
+        data: Mapping[str, Any],
+        records: int,
+        cap: Cap,
+        holding: str,
+    ) -> SiteFolder:
+        """Make the folder of a new site; without an authority there is no TLS."""
+        from dpfedc.privacy.ledger import Ledger
+
+        require_name(name)
+        host = require_address(server)
+        if authority is None:
+            require_loopback(host)
+        elif "BEGIN CERTIFICATE" not in authority.read_text(encoding="utf-8", errors="replace"):
+            raise InvalidInput(f"{authority} must be the server's ca.crt, got no certificate")
+        if path.exists() and any(path.iterdir()):
+            raise InvalidInput(f"{path} must be a new or empty folder, got one with content")
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o700)
+        (path / "runs").mkdir()
+        write_site_key(path, name)
+        if authority is not None:
+            shutil.copyfile(authority, path / "ca.crt")
+        Ledger.create(path / "ledger.sqlite", holding=holding, cap=cap).close()
+        folder = cls(path, name, server, records, dict(data), authority is None)
+        folder.write()
+        return folder
+
+    def write(self) -> None:
+        """Write the settings; strings are JSON's, which TOML reads as well."""
+        lines = [
+            f"name = {json.dumps(self.name)}",
+            f"server = {json.dumps(self.server)}",
+            f"records = {self.records}",
+            f"insecure = {json.dumps(self.insecure)}",
+            "",
+            "[data]",
+            *(f"{key} = {json.dumps(value)}" for key, value in self.data.items()),
+        ]
+        write_whole(self.path / "site.toml", ("\n".join(lines) + "\n").encode())
+
+    @classmethod
+    def open(cls, path: Path) -> SiteFolder:
+        """Open a folder that `create` made."""
+        try:
+            settings = tomllib.loads((path / "site.toml").read_text(encoding="utf-8"))
+            folder = cls(path, **settings)
+        except FileNotFoundError as error:
+            raise DataUnavailable(f"{path} is not a site's folder: no site.toml") from error
+        except (tomllib.TOMLDecodeError, TypeError) as error:
+            raise InvalidInput(f"{path / 'site.toml'} cannot be read: {error}") from error
+        if folder.insecure:
+            require_loopback(require_address(folder.server))
+        return folder
+
+    def declaring(self, records: int) -> SiteFolder:
+        """Declare another number of records from now on."""
+        folder = replace(self, records=records)
+        folder.write()
+        return folder
+
+    @property
+    def source(self) -> DataSource:
+        """Return where the records are."""
+        from dpfedc.tables.sources import DataSource
+
+        return DataSource.of(self.data, folder=self.path)
+
+    @property
+    def ledger(self) -> Path:
+        """Return the ledger's file."""
+        return self.path / "ledger.sqlite"
+
+    @property
+    def authority(self) -> bytes | None:
+        """Return the certificate that the server's must come from, None without TLS."""
+        return None if self.insecure else (self.path / "ca.crt").read_bytes()
+
+    def keep(self, agreement: Agreement) -> None:
+        """Keep an offered agreement for the operator to read."""
+        folder = self.run(agreement.digest)
+        if (folder / AGREEMENT).exists():
+            return
+        pending = [run for run in self.offered() if not self.is_accepted(run)]
+        if len(pending) >= MAX_PENDING:
+            raise InvalidInput(f"there must be less than {MAX_PENDING} offers that wait here")
+        folder.mkdir(exist_ok=True)
+        write_whole(folder / AGREEMENT, agreement.to_json().encode())
+
+    def offered(self) -> Iterator[str]:
+        """Return the digests of the runs that were offered, the oldest first."""
+        files = (self.path / "runs").glob(f"*/{AGREEMENT}")
+        return iter([f.parent.name for f in sorted(files, key=lambda f: f.stat().st_mtime)])
+
+    def agreement(self, digest: str) -> Agreement:
+        """Return an offered agreement, checked against its digest."""
+        from dpfedc.deployment.agreement import Agreement
+
+        agreement = Agreement.from_json((self.run(digest) / AGREEMENT).read_text(encoding="utf-8"))
+        if agreement.digest != digest:
+            raise InvalidInput(f"the agreement of run {digest[:12]} has been changed on the disk")
+        return agreement
+
+    def is_accepted(self, digest: str) -> bool:
+        """Return whether the operator has accepted a run."""
+        return (self.run(digest) / ACCEPTED).exists()
+
+    def accept(self, digest: str) -> None:
+        """Accept a run that was offered."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        write_whole(self.run(digest) / ACCEPTED, f"{now}\n".encode())
+
+    def run(self, digest: str) -> Path:
+        """Return the folder of a run."""
+        if not re.fullmatch("[0-9a-f]{64}", digest):
+            raise InvalidInput(f"a run must be 64 hexadecimal digits, got {digest[:80]!r}")
+        return self.path / "runs" / digest
+
+    def resolve(self, start: str) -> str:
+        """Return the one offered run whose digest starts so ("": the one that waits)."""
+        found = [run for run in self.offered() if run.startswith(start)]
+        if not start:
+            found = [run for run in found if not self.is_accepted(run)]
+        if len(found) != 1:
+            known = ", ".join(run[:12] for run in self.offered()) or "none"
+            what = f"{start!r} must be the start of" if start else "there must be"
+            raise InvalidInput(f"{what} one offered run, got {len(found)}; known: {known}")
+        return found[0]

@@ -1,0 +1,185 @@
+"""What a deployed site does with a request: bytes in, bytes out.
+
+A site remembers nothing but its ledger, so every request may be served by a new process. A refusal
+depends on the ledger, the agreement and the broadcast, never on the records; the work is the same
+whatever the records are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from threadpoolctl import threadpool_limits
+
+from dpfedc.clustering.stage import SiteBatch, State
+from dpfedc.deployment.agreement import Agreement
+from dpfedc.deployment.exchanges import Exchange
+from dpfedc.deployment.messages import MAX_HEAD, Answer, Request, digest
+from dpfedc.deployment.receipts import is_signed
+from dpfedc.errors import DPFedCError, InvalidInput, Refused
+from dpfedc.privacy.exact import Upload
+from dpfedc.privacy.gate import Gate
+from dpfedc.privacy.ledger import Ledger, Unusable
+from dpfedc.privacy.noise import SecureNoise, SimulatedNoise
+from dpfedc.randomness import Randomness
+
+LEDGER_TROUBLE = "the site's ledger cannot be used now; its operator has been told"
+
+
+@dataclass(frozen=True, eq=False)
+class SiteRun:
+    """One site in one run.
+
+    `accepted` is the digest that the operator accepted after reading the terms, which verified it
+    (`Agreement.verified`). X has one row per
+    declared record; a row that is not `present`, or not finite, is null. Simulated noise protects
+    nobody and must be allowed by name. `noise` is the secure noise that the site draws from.
+    """
+
+    agreement: Agreement
+    accepted: str
+    site: str
+    X: npt.NDArray[np.float64]
+    present: npt.NDArray[np.bool_]
+    ledger: Ledger
+    allow_simulated: bool = False
+    noise: SecureNoise | None = None
+    _number: int = field(init=False)
+    _bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        agreement = self.agreement
+        if self.accepted != agreement.digest:
+            raise InvalidInput(
+                f"the agreement must be the accepted one {self.accepted[:12]}, "
+                f"got {agreement.digest[:12]}"
+            )
+        if agreement.noise != "secure" and not self.allow_simulated:
+            raise InvalidInput(
+                f"noise must be secure unless simulated noise is allowed, got {agreement.noise}"
+            )
+        self._gate()  # a package that is missing must be told now, not after a charge
+        number = agreement.number_of(self.site)
+        expected = (agreement.sites[number].n_records, len(agreement.features))
+        X = np.asarray(self.X, dtype=np.float64)
+        if X.shape != expected or np.shape(self.present) != expected[:1]:
+            raise InvalidInput(
+                f"the records must have the declared shape {expected}, got {X.shape}"
+            )
+        present = np.asarray(self.present, dtype=bool) & np.isfinite(X).all(axis=1)
+        object.__setattr__(self, "X", np.where(present[:, None], X, 0.0))
+        object.__setattr__(self, "present", present)
+        object.__setattr__(self, "_number", number)
+        object.__setattr__(self, "_bytes", most_bytes(agreement))
+
+    def answer(self, data: bytes) -> bytes:
+        """Return the answer to a request, the stored one if it has been answered before.
+
+        The charge is on the disk before anything is computed, and the answer before it is sent: a
+        crash in between costs a round, never a second release.
+        """
+        try:
+            return self._answer(data)
+        except Unusable as error:  # its own words hold a path, which is nobody else's business
+            raise Refused(LEDGER_TROUBLE) from error
+
+    def _answer(self, data: bytes) -> bytes:
+        request = Request.from_bytes(data, most=self._bytes)
+        exchange = self._admitted(request)
+        state = exchange.accepted(request.arrays, self.agreement.fixed)
+        place = (request.run, request.stage, request.t)
+        name = digest(data)
+        stored = self.ledger.answer(*place, name)
+        if stored is not None:
+            return stored
+        self._check_first(request.run)
+        plan = self.agreement.privacy
+        z = plan.of_stage(request.stage).noise_multiplier
+        head = self.ledger.charge(
+            request.run, plan, request.stage, request.t, name, noise_multiplier=z
+        )
+        upload = self._upload(exchange, state, request.t)
+        answer = Answer(
+            request.run, self.site, request.stage, request.t, name, head, upload
+        ).to_bytes()
+        self.ledger.settle(*place, answer)
+        return answer
+
+    def _admitted(self, request: Request) -> Exchange:
+        """Return the stage of a request that is for this site, now, and from the coordinator."""
+        agreement = self.agreement
+        if request.run != agreement.digest:
+            raise Refused(f"run {request.run[:12]} has not been accepted here")
+        if request.site != self.site:
+            raise Refused(f"a request must be for {self.site}, got one for {request.site}")
+        try:
+            exchange = agreement.exchange(request.stage)
+            cohort = agreement.cohort(request.stage, request.t)
+        except InvalidInput as error:
+            raise Refused(str(error)) from error
+        if self._number not in cohort:
+            raise Refused(f"{self.site} is not in round {request.t} of stage {request.stage!r}")
+        self._check_receipt(request)
+        return exchange
+
+    def _check_receipt(self, request: Request) -> None:
+        receipt = request.receipt
+        if receipt is None:
+            return
+        if not is_signed(receipt, self.agreement.receipt_key, request.run, self.site):
+            raise Refused("a receipt must be signed by the coordinator, got another signature")
+        try:
+            self.ledger.require(receipt.head)
+        except Unusable:
+            raise
+        except Refused as error:
+            raise Refused(
+                "the ledger does not hold what the coordinator has seen of it; was it restored "
+                "from a backup?"
+            ) from error
+
+    def _check_first(self, run: str) -> None:
+        """Verify the plan before the first charge of a run; the ledger holds it to it from then.
+
+        The operator's terms did so too. This is for an acceptance that was not given by them.
+        """
+        if any(stage.run == run for stage in self.ledger.totals().stages):
+            return
+        try:
+            self.agreement.verified()
+        except InvalidInput as error:
+            raise Refused(str(error)) from error
+
+    def _upload(self, exchange: Exchange, state: State, t: int) -> Upload:
+        method, gate = exchange.method, self._gate()
+        randomness = Randomness(self.agreement.seed)  # no proved method draws from it at a site
+        batch = SiteBatch(
+            self.X, np.array([0, len(self.X)]), np.array([self._number]), self.present
+        )
+        try:
+            with np.errstate(all="ignore"), threadpool_limits(limits=1, user_api="blas"):
+                batch.memory = method.prepare(batch, state, randomness)
+                sample = gate.sample(batch, stage=method.name, t=t, n_parts=method.n_parts(t))
+                contribution = method.local(batch, state, t, sample, randomness)
+                return gate.upload(contribution, batch, sample, stage=method.name, t=t)
+        except (DPFedCError, ArithmeticError, ValueError) as error:
+            raise Refused("the round's work failed at the site; it stays charged") from error
+
+    def _gate(self) -> Gate:
+        agreement = self.agreement
+        if agreement.noise == "secure":
+            return Gate(None, self.noise or SecureNoise(), agreement.privacy)
+        randomness = Randomness(agreement.seed)
+        return Gate(randomness, SimulatedNoise(randomness), agreement.privacy)
+
+
+def most_bytes(agreement: Agreement) -> int:
+    """Return the length of the longest message that the agreement has any use for."""
+    numbers = 0
+    for exchange in agreement.exchanges:
+        sent = sum(math.prod(shape) for shape in exchange.broadcast.values())
+        numbers = max(numbers, sent, math.prod(exchange.upload))
+    return 2 * MAX_HEAD + 8 * numbers

@@ -1,0 +1,78 @@
+"""An agreement in plain words: what an operator must see before accepting it."""
+
+from __future__ import annotations
+
+import math
+
+from dpfedc.clustering.plan_text import STAGE_PURPOSES
+from dpfedc.deployment.agreement import Agreement
+from dpfedc.deployment.exchanges import Exchange
+from dpfedc.privacy.privacy_plan import RELATION
+from dpfedc.privacy.statement import FROM_WHOM, HOW_IT_WORKS, number, odds_factor
+
+NOISE_WORDS = {
+    "secure": "secure: exact sums, and integers drawn by the site from its operating system's own "
+    "randomness, which nobody can draw again",
+    "simulated": "SIMULATED: drawn from the public seed, so that anyone can take it off again. "
+    "Nothing is protected. Never use it with real records",
+}
+MAX_NAMED = 30
+"""So many columns are listed; hundreds of pixels would hide all else."""
+
+
+def terms(agreement: Agreement) -> list[str]:
+    """Return paragraphs, each with its subject and a colon in front.
+
+    The plan is made again and epsilon computed here, with the site's own code.
+    """
+    identity = agreement.verified()
+    promise, plan = agreement.guarantee, agreement.plan
+    most = sum(release.rounds_per_site for release in agreement.privacy.releases)
+    sites = ", ".join(f"{site.name} ({site.n_records:,} records)" for site in agreement.sites)
+    unit = promise.unit
+    paragraphs = [
+        f"Run: {agreement.name}, coordinated by {agreement.coordinator}; {agreement.method} with "
+        f"{agreement.settings['n_clusters']} clusters.",
+        f"Sites: {sites}. These names and numbers are public.",
+        f"Reads: the {_columns(agreement.features)} of your records, and nothing else of them.",
+        f"Protected: every single {unit} ({RELATION} neighbours: the same data with that {unit} "
+        "left blank).",
+        f"Promise: epsilon {number(promise.epsilon)}, delta {promise.delta:g} over the whole run, "
+        f"computed by {promise.accountant} from the plan. Seeing all that is released changes "
+        f"anyone's odds that a {unit} was there {odds_factor(promise.epsilon)}.",
+        f"Trust: {promise.trust}. {HOW_IT_WORKS[promise.trust]} The promise holds against "
+        f"{FROM_WHOM[promise.trust]}.",
+        f"Noise: {NOISE_WORDS[agreement.noise]}.",
+        f"Rounds: {plan.n_rounds:,}; a site answers in at most {most:,} of them. A round waits "
+        f"{agreement.deadline:g} seconds and needs {agreement.min_answers} answers.",
+    ]
+    paragraphs += [
+        _leaves(i, exchange, agreement) for i, exchange in enumerate(agreement.exchanges, 1)
+    ]
+    paragraphs.append(
+        "Stays at the site: the records, their clusters and memberships, and every exact sum."
+    )
+    paragraphs.append(f"Identity: {identity}")
+    return paragraphs
+
+
+def _columns(features: tuple[str, ...]) -> str:
+    named, n_more = ", ".join(features[:MAX_NAMED]), len(features) - MAX_NAMED
+    noun = "column" if len(features) == 1 else "columns"
+    return f"{noun} {named}" + (f" and {n_more:,} more" if n_more > 0 else "")
+
+
+def _leaves(i: int, exchange: Exchange, agreement: Agreement) -> str:
+    stage = exchange.method.name
+    release = agreement.privacy.of_stage(stage)
+    times = "once" if release.rounds_per_site == 1 else f"at most {release.rounds_per_site} times"
+    shape = " x ".join(map(str, exchange.upload)) or "1"
+    what = STAGE_PURPOSES.get(stage, "sums and counts of each cluster")
+    sampled = ""
+    if release.sampling_probability < 1:
+        sampled = f", each record in it with a chance of {release.sampling_probability:g}"
+    noun = "number" if math.prod(exchange.upload) == 1 else "numbers"
+    return (
+        f"Leaves the site {i}: {stage} ({what}), {times}: one noisy sum of {shape} {noun}"
+        f"{sampled}; noise multiplier {release.noise_multiplier:.3g}."
+    )

@@ -1,1 +1,0 @@
-"""How good a clustering is: scores against known labels, and cost without them."""

@@ -1,0 +1,1 @@
+"""From a site's table to records."""

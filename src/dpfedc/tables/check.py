@@ -1,0 +1,91 @@
+"""What an operator is told of a site's records before it takes part. None of it is ever sent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpfedc.tables.stored import BROKEN, Block, numbers
+
+Line = tuple[str, str, str]
+"""A label, a value, and how serious it is: ok, warning or error."""
+
+_FLAWS = ("missing", "not a number", "infinite")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `DataSource.check` found. A source with an error cannot take part."""
+
+    n_rows: int
+    n_null_rows: int
+    lines: tuple[Line, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Return whether no line is an error."""
+        return all(severity != "error" for _, _, severity in self.lines)
+
+
+class Survey:
+    """Counts over all rows: of missing cells, words and infinities per column, of rows per id."""
+
+    def __init__(self, names: Sequence[str], ids: Sequence[str]) -> None:
+        m = len(names)
+        self.names = names
+        self.n_rows = self.n_null_rows = self.n_broken_rows = 0
+        self._flaws = np.zeros((len(_FLAWS), m), dtype=np.int64)
+        self._low, self._high = np.full(m, np.inf), np.full(m, -np.inf)
+        self._seen: dict[str, Counter[Any]] = {name: Counter() for name in ids}
+
+    def add(self, block: Block) -> None:
+        """Count one block: the features, then the columns of ids."""
+        m = len(self.names)
+        X, words = numbers(block[:m])
+        finite = np.isfinite(X)
+        self.n_rows += len(X)
+        self.n_null_rows += int((~finite.all(axis=1)).sum())
+        self.n_broken_rows += sum(cell is BROKEN for cell in block[0])
+        flaws = (np.isnan(X) & ~words, words, np.isinf(X))
+        self._flaws += np.stack([flaw.sum(axis=0) for flaw in flaws])
+        self._low = np.min(X, axis=0, where=finite, initial=np.inf).clip(max=self._low)
+        self._high = np.max(X, axis=0, where=finite, initial=-np.inf).clip(min=self._high)
+        for counter, cells in zip(self._seen.values(), block[m:], strict=True):
+            plain = cells.tolist() if isinstance(cells, np.ndarray) else cells
+            counter.update(cell for cell in plain if cell not in (None, "") and cell is not BROKEN)
+
+    def lines(self) -> Iterator[Line]:
+        """Return the counts in words."""
+        yield "rows", f"{self.n_rows:,}", "ok" if self.n_rows else "error"
+        if self.n_null_rows:
+            text = f"{self.n_null_rows:,}; each keeps its place and adds nothing to any sum"
+            severity = "warning" if self.n_null_rows < self.n_rows else "error"
+            yield "rows that count as null", text, severity
+        if self.n_broken_rows:
+            yield "rows with too few or too many cells", f"{self.n_broken_rows:,}", "warning"
+        for name, counts, low, high in zip(
+            self.names, self._flaws.T.tolist(), self._low.tolist(), self._high.tolist(), strict=True
+        ):
+            found = [f"{n:,} {flaw}" for n, flaw in zip(counts, _FLAWS, strict=True) if n]
+            span = f"from {low:g} to {high:g}" if low < high else f"always {low:g}"
+            span = "no number" if low > high else span
+            severity = "warning" if found or low >= high else "ok"
+            yield f"column {name!r}", "; ".join([span, *found]), severity
+
+    def rows_per_id(self, name: str) -> Line:
+        """Return how often an id occurs: the guarantee is for one row."""
+        most = max(self._seen[name].values(), default=0)
+        text = f"{len(self._seen[name]):,} ids, at most {most:,} rows each"
+        if most <= 1:
+            return f"ids in {name!r}", text, "ok"
+        return f"ids in {name!r}", f"{text}; what is promised covers one row, not all", "warning"
+
+    def order(self, name: str) -> Line:
+        """Return whether a column gives every row its own place."""
+        repeats = self.n_rows - len(self._seen[name])
+        text = f"{repeats:,} rows have no value of their own, so their places may change"
+        return f"order by {name!r}", text if repeats else "fixed", "error" if repeats else "ok"

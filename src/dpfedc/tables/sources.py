@@ -1,0 +1,231 @@
+"""Where a site's records are: a file or a database table, as its configuration says.
+
+`schema` and `check` are for the operator: they look at values and may speak of them. `load` is for
+the deployed site: what it raises depends on the table's structure alone. A row that has no finite
+number in every column becomes null: it keeps its slot, and nothing tells that it is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpfedc.errors import DPFedCError, InvalidInput
+from dpfedc.tables.check import Report, Survey
+from dpfedc.tables.database import database_table, parsed_url
+from dpfedc.tables.read import StrPath, listed
+from dpfedc.tables.stored import Bools, Floats, StoredTable, file_table, numbers, word_columns
+
+__all__ = ["DataSource", "Records", "Report", "Schema"]
+
+_TEXTS = ("path", "url", "table", "table_schema", "order_by", "record_id", "password_env")
+_DATABASE_ONLY = ("table", "table_schema", "order_by", "password_env")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns that a site offers or a federation agrees on, in order; all hold numbers."""
+
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", _names("names", self.names))
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Return what each column holds."""
+        return ("number",) * len(self.names)
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a SHA-256 that is equal for equal columns in equal order, however stored."""
+        text = json.dumps({"names": self.names, "kinds": self.kinds}, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """What a site works on: X is n x m, and a row that is not `present` is null and zero."""
+
+    X: Floats
+    present: Bools
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """A file (.csv, .parquet, .npz, .npy), or a database URL and a table or view.
+
+    `columns` are the features in order; None means every column of numbers that is not in `drop`,
+    the primary key, `order_by` or `record_id`. A table without a primary key needs `order_by`, a
+    column of distinct values, as a record is known by its place. `record_id` tells `check` which
+    rows belong together. A password comes from the environment variable `password_env`, never from
+    the URL.
+    """
+
+    path: StrPath | None = None
+    url: str | None = None
+    table: str | None = None
+    table_schema: str | None = None
+    columns: tuple[str, ...] | None = None
+    drop: tuple[str, ...] = ()
+    order_by: str | None = None
+    record_id: str | None = None
+    password_env: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.path, os.PathLike):
+            object.__setattr__(self, "path", os.fspath(self.path))
+        for name in _TEXTS:
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and value):
+                raise InvalidInput(f"{name} must be text, got {value!r}")
+        if (self.path is None) == (self.url is None):
+            raise InvalidInput("a data source must have either a path or a url")
+        if self.columns is not None:
+            object.__setattr__(self, "columns", _names("columns", self.columns))
+        object.__setattr__(self, "drop", _names("drop", self.drop) if self.drop else ())
+        if self.columns is not None and self.drop:
+            raise InvalidInput("drop must be empty where columns are given")
+        if self.url is None:
+            given = [name for name in _DATABASE_ONLY if getattr(self, name) is not None]
+            if given:
+                raise InvalidInput(f"{given[0]} must be left out for a file, it is for a database")
+        elif self.table is None:
+            raise InvalidInput("table must name a table of the database, got none")
+        else:
+            parsed_url(self.url)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], *, folder: Path) -> DataSource:
+        """Return the source that a configuration in `folder` describes; paths are relative to it.
+
+        So is the file of a SQLite URL.
+        """
+        names = [f.name for f in fields(cls)]
+        unknown = [name for name in settings if name not in names]
+        if unknown:
+            raise InvalidInput(
+                f"a data source must have settings of {listed(names)}, got {unknown[0]!r}"
+            )
+        source = cls(**settings)
+        if source.path is not None:
+            return replace(source, path=str(folder / source.path))
+        url = parsed_url(str(source.url))
+        if url.get_backend_name() == "sqlite" and url.database:
+            url = url.set(database=str(folder / url.database))
+        return replace(source, url=url.render_as_string())
+
+    @property
+    def where(self) -> str:
+        """Return the place for messages."""
+        if self.url is None:
+            return str(self.path)
+        table = self.table if self.table_schema is None else f"{self.table_schema}.{self.table}"
+        return f"table {table} of {parsed_url(self.url).render_as_string()}"
+
+    def schema(self) -> Schema:
+        """Return the features; needs their values where storage has no types, as in CSV.
+
+        There a column holds numbers if at least half of its filled cells do: a typing error makes
+        its row null, not its column vanish.
+        """
+        table = self._open()
+        offered = self._offered(table)
+        words = word_columns(table, offered)
+        if words and self.columns is not None:
+            raise InvalidInput(f"{self.where}: columns must hold numbers, got {listed(words)}")
+        names = tuple(name for name in offered if name not in words)
+        if not names:
+            raise InvalidInput(f"{self.where} must have a column of numbers, got {listed(words)}")
+        return Schema(names)
+
+    def load(self, expected: Schema | Sequence[str]) -> Records:
+        """Return the expected columns of every row, in an order that does not change."""
+        names, table = _expected_names(expected), self._open()
+        offered = self._offered(table)
+        absent = [name for name in names if name not in offered or table.columns[name] is False]
+        if absent:
+            raise InvalidInput(f"{self.where} must offer columns of numbers {listed(absent)}")
+        X = _joined([numbers(block)[0] for block in table.blocks(names)], len(names))
+        present: Bools = np.all(np.isfinite(X), axis=1)
+        X[~present] = 0
+        return Records(X, present)
+
+    def check(self, expected: Schema | Sequence[str] | None = None) -> Report:
+        """Return what an operator should know before taking part; it is never sent."""
+        try:
+            names = self.schema().names if expected is None else _expected_names(expected)
+            table = self._open()
+            offered = self._offered(table)
+            used = [name for name in names if name in offered and table.columns[name] is not False]
+            ids = list(dict.fromkeys(filter(None, (self.record_id, self.order_by))))
+            survey = Survey(used, ids)
+            for block in table.blocks([*used, *ids]) if used else ():
+                survey.add(block)
+        except DPFedCError as error:
+            return Report(0, 0, (("data", str(error), "error"),))
+        lines = [("data", self.where, "ok"), *survey.lines()]
+        lines.append(("fingerprint of the columns", Schema(names).fingerprint, "ok"))
+        absent = [name for name in names if name not in used]
+        if absent:
+            lines.append(("expected columns of numbers that are not here", listed(absent), "error"))
+        unread = [name for name in offered if name not in used]
+        if unread:
+            why = "not numbers" if expected is None else "not expected"
+            lines.append((f"columns that are not read, as they are {why}", listed(unread), "ok"))
+        if self.record_id is not None:
+            lines.append(survey.rows_per_id(self.record_id))
+        if self.order_by is not None and not table.keys:
+            lines.append(survey.order(self.order_by))
+        return Report(survey.n_rows, survey.n_null_rows, tuple(lines))
+
+    def _open(self) -> StoredTable:
+        if self.path is not None:
+            return file_table(Path(self.path))
+        return database_table(
+            parsed_url(str(self.url)), str(self.table), schema=self.table_schema,
+            order_by=self.order_by, password_env=self.password_env, where=self.where,
+        )  # fmt: skip
+
+    def _offered(self, table: StoredTable) -> tuple[str, ...]:
+        """Return the columns that may be features, if all that the settings name are there."""
+        named = (*(self.columns or ()), *self.drop, *filter(None, (self.record_id,)))
+        absent = [name for name in named if name not in table.columns]
+        if absent:
+            raise InvalidInput(f"{self.where} must have columns {listed(absent)}")
+        unused = {*self.drop, *table.keys, self.order_by, self.record_id}
+        return self.columns or tuple(name for name in table.columns if name not in unused)
+
+
+def _joined(parts: list[Floats], n_columns: int) -> Floats:
+    """Return the parts as one, each freed once it is copied."""
+    end = sum(len(part) for part in parts)
+    X = np.empty((end, n_columns))
+    while parts:
+        part = parts.pop()
+        start = end - len(part)
+        X[start:end], end = part, start
+    return X
+
+
+def _names(setting: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return column names as a tuple, if they are names and differ."""
+    plain = () if isinstance(names, str) else tuple(names)
+    if not plain or not all(isinstance(name, str) for name in plain):
+        raise InvalidInput(f"{setting} must be a list of column names, got {names!r}")
+    twice = [name for name, count in Counter(plain).items() if count > 1]
+    if twice:
+        raise InvalidInput(f"{setting} must differ, got twice {listed(twice)}")
+    return plain
+
+
+def _expected_names(expected: Schema | Sequence[str]) -> tuple[str, ...]:
+    return expected.names if isinstance(expected, Schema) else _names("expected", expected)

@@ -1,0 +1,105 @@
+"""`dpfedc ledger`: what was spent, in words and tables, and whether the file is whole."""
+
+import sqlite3
+
+import pytest
+
+from dpfedc.privacy.accountant import plan_epsilon
+from dpfedc.privacy.ledger import BasicCap, GaussianCap, Ledger
+from dpfedc.privacy.statement import rounded_up
+from support.command_line import outcome
+from support.ledgers import PLAN, TOGETHER, charge, used
+
+
+@pytest.fixture
+def dpfedc(capsys, monkeypatch):
+    """Return a function that runs the command line and returns (exit code, stdout, stderr)."""
+    monkeypatch.setenv("COLUMNS", "100")
+    return lambda *words: outcome(capsys, words)
+
+
+def cells(text):
+    """Return the rows of all printed tables."""
+    lines = [line for line in text.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+
+
+def test_show_a_ledger_in_use(dpfedc, tmp_path):
+    path = used(tmp_path / "l")
+    with Ledger.open(path) as ledger:
+        totals, head = ledger.totals(), ledger.head()
+    code, out, err = dpfedc("ledger", "show", path)
+    assert (code, err) == (0, "")
+    words = " ".join(out.split())
+    assert "ward 7; what is protected is one record (zero-out)" in words
+    assert "gaussian, epsilon 100 at delta 1e-05" in words
+    assert f"epsilon {rounded_up(totals.epsilon, 4)}; " in words
+    assert f"{rounded_up(totals.epsilon_if_others_collude, 4)} if all others collude" in words
+    rows = cells(out)
+    limit = totals.limits["inverse_squares"]
+    spent = 1 / 64 + 3 / 16
+    alone = 1 / 64 + 2 / 16 + 3 / 16  # in the last round the others know two of three shares
+    shown = [f"{value:.4g}" for value in (spent, limit - spent, limit, alone)]
+    assert ["sum of 1/z^2", *shown] in rows
+    assert not any("spare delta" in row for row in rows)  # none was set aside
+    assert "colluding" not in words
+    assert ["r", "local", "mean", "1", "1", "1", "1"] in rows
+    assert ["r", "local", "rounds", "2", "3", "1", "5"] in rows
+    assert ["s", "secure-aggregation", "rounds", "1", "3", "0", "1"] in rows
+    assert f"7 rows; the last hash is {head.digest}" in words
+
+
+def test_show_a_new_ledger_and_one_with_a_basic_cap(dpfedc, tmp_path):
+    Ledger.create(tmp_path / "new", holding="h", cap=GaussianCap(2.0, 1e-6)).close()
+    code, out, _ = dpfedc("ledger", "show", tmp_path / "new")
+    assert code == 0
+    assert "epsilon 0; 0 if all others collude" in " ".join(out.split())
+    assert not any("stage" in row for row in cells(out))
+
+    long_id = "0123456789abcdef" * 4
+    cap = BasicCap(90.0, 1e-4)
+    with Ledger.create(tmp_path / "l", holding="h", cap=cap, least_colluding_sites=1) as ledger:
+        charge(ledger, long_id, PLAN)
+        charge(ledger, "s", TOGETHER)
+    code, out, _ = dpfedc("ledger", "show", tmp_path / "l")
+    rows = cells(out)
+    assert ["epsilon", f"{plan_epsilon(PLAN) * 2:.4g}"] in [row[:2] for row in rows]
+    assert ["delta", "2e-06", "9.8e-05", "0.0001", "2e-06"] in rows
+    assert ["0123456789ab", "local"] in [row[:2] for row in rows]
+    assert "safe with 1 or more of them colluding" in " ".join(out.split())
+
+
+def test_noise_of_a_trusted_server_is_marked_as_asserted(dpfedc, tmp_path):
+    with Ledger.create(tmp_path / "l", holding="h", cap=GaussianCap(50.0, 1e-6)) as ledger:
+        plan = type(PLAN)(PLAN.releases, 1e-6, "trusted-server", 4)
+        charge(ledger, plan=plan)
+    _, out, _ = dpfedc("ledger", "show", tmp_path / "l")
+    assert ["r", "trusted-server (asserted)"] in [row[:2] for row in cells(out)]
+
+
+def test_verify_says_which_row_is_wrong(dpfedc, tmp_path):
+    path = used(tmp_path / "l")
+    code, out, err = dpfedc("ledger", "verify", path)
+    assert (code, err) == (0, "")
+    assert out.startswith("Whole: 7 rows")
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("DROP TRIGGER answers_UPDATE_refused")
+    db.execute("UPDATE answers SET answer = x'00' WHERE row = 6")
+    db.close()
+    code, out, err = dpfedc("ledger", "verify", path)
+    assert (code, err) == (1, "")
+    assert "Damaged" in out
+    assert "the answer of row 6 is not as it was written" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("command", ["show", "verify"])
+def test_files_that_are_no_ledger(dpfedc, tmp_path, command):
+    code, out, err = dpfedc("ledger", command, tmp_path / "none")
+    assert (code, out) == (2, "")
+    assert "ledger must be an existing file" in err
+    assert not list(tmp_path.iterdir())
+    sqlite3.connect(tmp_path / "empty").close()
+    (tmp_path / "empty").touch()
+    code, out, err = dpfedc("ledger", command, tmp_path / "empty")
+    assert (code, out) == (2, "")
+    assert "cannot be used: no such table" in err

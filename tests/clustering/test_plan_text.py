@@ -1,0 +1,257 @@
+"""A plan in words: every number in them is computed again here from the plan."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dpfedc.clustering.dp_fedc_planner import MAX_USABLE_NOISE, normalized_plan
+from dpfedc.clustering.plan_text import (
+    budget_shares,
+    multiplier,
+    noise_in_words,
+    percent,
+    plan_in_brief,
+    plan_in_words,
+    ratio,
+)
+from dpfedc.clustering.run_plan import NO_NOISE, Choices, Federation
+from dpfedc.privacy.accountant import gaussian_epsilon, gaussian_mu, plan_epsilon
+from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
+from dpfedc.privacy.statement import NOT_COVERED, number, rounded_up, split_subject
+from dpfedc.research.published.published_planner import AS_PUBLISHED, published_plan
+from dpfedc.settings import PrivacyTarget
+
+IMAGES = Federation(784, np.full(100, 100))
+TABLE = Federation(4, np.array([900, 2000, 3100]))
+
+
+def words(facts, target, n_clusters=10, **choices):
+    plan = normalized_plan(Choices(n_clusters, **choices), facts, target)
+    paragraphs = plan_in_words(plan, facts, target)
+    pairs = [split_subject(text) for text in paragraphs]
+    assert all(subject for subject, _ in pairs)
+    assert all(rest.endswith(".") for _, rest in pairs)
+    return plan, dict(pairs)
+
+
+def together(epsilon=1.0, **more):
+    return PrivacyTarget(epsilon, 1e-5, "secure-aggregation", **more)
+
+
+# --- shares of the budget ----------------------------------------------------------------------
+
+
+def test_shares_are_rounds_over_z_squared():
+    releases = (
+        PlannedRelease("mean", 1, 10, 1, 2.0),  # 1 / 4
+        PlannedRelease("factorisation", 9, 3, 3, 1.0),  # 3, for a site is in 3 of the 9 rounds
+    )
+    shares = budget_shares(PrivacyPlan(releases, 1e-5, "local", 10))
+    assert shares == pytest.approx({"mean": 1 / 13, "factorisation": 12 / 13})
+
+
+@pytest.mark.parametrize("facts", [IMAGES, TABLE])
+def test_shares_of_a_plan_sum_to_one(facts):
+    plan, _ = words(facts, together())
+    shares = budget_shares(plan.privacy)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["bound"] == pytest.approx(0.01, rel=1e-6)
+
+
+def test_a_sampled_stage_has_no_share_and_the_others_are_of_the_whole_budget():
+    plan, told = words(TABLE, together(), 3, sampling_probability=0.5)
+    shares = budget_shares(plan.privacy)
+    assert shares["factorisation"] is None
+    bound = plan.privacy.of_stage("bound")
+    whole = gaussian_mu(plan_epsilon(plan.privacy), 1e-5) ** 2
+    assert shares["bound"] == pytest.approx(1 / bound.noise_multiplier**2 / whole)
+    assert shares["bound"] == pytest.approx(0.01, rel=1e-3)
+    stage = next(text for text in told.values() if text.startswith("factorisation"))
+    assert "what the others leave of the budget" in stage
+    assert "each record is in a round with a chance of 50 %" in stage
+
+
+# --- the words ---------------------------------------------------------------------------------
+
+
+def test_the_words_state_the_numbers_of_the_plan():
+    plan, told = words(IMAGES, together(), sites_per_round=30)
+    assert list(told)[:5] == ["Plan", "Promise", "Trust", "Assumed", "Noise"]
+    assert "10 clusters among 10,000 records with 784 features at 100 sites" in told["Plan"]
+    assert "100 records each" in told["Plan"]
+    assert told["Promise"].startswith("epsilon 1, delta 1e-05 for every record")
+    assert "a factor of 2.72" in told["Promise"]
+    assert "dp-accounting" in told["Promise"]
+    assert told["Trust"].startswith("secure-aggregation. ")
+    assert told["Noise"].startswith(f"{ratio(plan.noise_ratio)} times the signal of a cluster")
+    releases = plan.privacy.releases
+    most = sum(release.rounds_per_site for release in releases)
+    assert f"no site takes part in more than {most} rounds" in told["Stages"]
+    assert told["Stages"].startswith(f"{len(releases)}. ")
+    shares = budget_shares(plan.privacy)
+    for i, release in enumerate(releases, start=1):
+        text = told[f"Stage {i}"]
+        assert text.startswith(f"{release.stage} (")
+        assert f"noise multiplier {multiplier(release.noise_multiplier)}; " in text
+        assert f"; {percent(shares[release.stage])} of the budget." in text
+    search = plan.privacy.of_stage("factorisation")
+    stage = next(text for text in told.values() if text.startswith("factorisation"))
+    assert f"{search.n_rounds} rounds with 30 of 100 sites" in stage
+    assert f"a site is in {math.ceil(search.n_rounds * 0.3)} at most" in stage
+    assert f"Stage {len(releases) + 1}" not in told
+    assert "Warning" not in told
+
+
+def test_sites_of_unequal_size_and_a_single_site():
+    _, told = words(TABLE, together(), 3)
+    assert "6,000 records with 4 features at 3 sites with 900 to 3,100 records" in told["Plan"]
+    _, told = words(Federation(4, np.array([6000])), together(), 1)
+    assert "one cluster among 6,000 records with 4 features at one site." in told["Plan"]
+    assert "One round at the one site" in told["Stage 1"]
+
+
+def test_the_epsilon_if_all_others_collude_is_that_of_one_share_of_the_noise():
+    _, told = words(TABLE, together(), 3)
+    mu = gaussian_mu(1.0, 1e-5)
+    alone = gaussian_epsilon(math.sqrt(3) * mu, 1e-5)  # a third of the noise's variance is left
+    assert alone == pytest.approx(1.9, abs=0.1)
+    assert f"epsilon is {number(alone)}." in told["Assumed"]
+    assert "of all sites that take part arrive" in told["Assumed"]
+    assert "no site works with the server" in told["Assumed"]
+    _, told = words(TABLE, together(min_survivors=3, colluding_sites=1), 3)
+    assert "at least 3 sites arrive, and at most one site works" in told["Assumed"]
+    _, told = words(TABLE, PrivacyTarget(1.0, 1e-5, "local"), 3)
+    assert "Assumed" not in told
+    assert "whoever listens in" in told["Trust"]
+
+
+@pytest.mark.parametrize(
+    ("noise", "expected"),
+    [
+        (0.01, "little is lost"),
+        (0.19, "little is lost"),
+        (0.2, "costs some accuracy"),
+        (MAX_USABLE_NOISE, "costs some accuracy"),
+        (MAX_USABLE_NOISE + 0.01, "expect a poor result"),
+    ],
+)
+def test_what_to_expect_of_the_noise(noise, expected):
+    assert expected in noise_in_words(noise)
+
+
+def test_a_warning_only_where_noise_swamps_the_signal():
+    plan, told = words(IMAGES, PrivacyTarget(1.0, 1e-5, "local"))
+    assert plan.noise_ratio > MAX_USABLE_NOISE
+    assert f"the noise is {ratio(plan.noise_ratio)} times" in told["Warning"]
+    assert "secure aggregation" in told["Warning"]
+    assert "expect a poor result" in told["Noise"]
+    assert "Warning".startswith(NOT_COVERED)
+    alone = Federation(784, np.array([100]))
+    _, told = words(alone, PrivacyTarget(1.0, 1e-5, "local"), 3)
+    assert "secure aggregation" not in told["Warning"]  # with one site it would not help
+    plan, told = words(IMAGES, PrivacyTarget(8.0, 1e-5, "local"))
+    assert plan.noise_ratio < MAX_USABLE_NOISE
+    assert "Warning" not in told
+
+
+def test_a_delta_too_large_to_mean_much_is_named():
+    _, told = words(IMAGES, PrivacyTarget(8.0, 1e-4, "secure-aggregation"))
+    assert "delta 0.0001" in told["Warning"]
+    assert "Take 1e-05 or less" in told["Warning"]
+
+
+# --- the planner's choices ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("trust", ["local", "secure-aggregation"])
+@pytest.mark.parametrize("n_features", [2, 64, 784])
+def test_the_planner_never_contradicts_itself(n_features, trust, epsilon):
+    facts = Federation(n_features, np.full(20, 200))
+    plan, told = words(facts, PrivacyTarget(epsilon, 1e-5, trust), 5)
+    assert "The planner would take" not in told["Rounds"]
+    search = plan.privacy.of_stage("factorisation")
+    assert told["Rounds"].startswith(f"{search.n_rounds} rounds of search; ")
+    assert told["Refinement"].startswith("none;") != plan.refine
+    has_subspace = any(release.stage == "subspace" for release in plan.privacy.releases)
+    assert told["Subspace"].startswith("none;") != has_subspace
+
+
+def test_rounds_that_the_user_asked_for_are_set_beside_the_planners():
+    plan, _ = words(IMAGES, together())
+    own = plan.privacy.of_stage("factorisation").n_rounds
+    _, told = words(IMAGES, together(), n_rounds=own + 7)
+    assert told["Rounds"].startswith(f"{own + 7} rounds of search")
+    assert f"The planner would take {own}." in told["Rounds"]
+
+
+def test_refinement_is_explained_by_features_or_noise():
+    _, told = words(TABLE, together(), 3)
+    assert "rounds move each centre to the mean of its records" in told["Refinement"]
+    assert "at most 50 features" in told["Refinement"]
+    _, told = words(IMAGES, together())
+    assert "more than 50 features" in told["Refinement"]
+    _, told = words(Federation(4, np.full(3, 40)), together(), 3)
+    assert "this much noise" in told["Refinement"]
+
+
+def test_a_subspace_is_explained():
+    _, told = words(IMAGES, together(), subspace=12)
+    assert "the 12 directions in which records differ most" in told["Subspace"]
+    assert any("the 12 directions" in told[f"Stage {i}"] for i in (3, 4))
+
+
+# --- without a proof, and in a line ------------------------------------------------------------
+
+
+def test_a_plan_without_noise_promises_nothing():
+    plan, told = words(TABLE, None, 3)
+    assert told["Promise"] == f"none; {NO_NOISE}."
+    assert "Noise" not in told
+    assert "without noise more rounds only help" in told["Rounds"]
+    assert not any("multiplier" in text for text in told.values())
+    assert plan_in_brief(plan, None).endswith("no noise, so no privacy is promised.")
+
+
+def test_the_published_variant_promises_nothing():
+    target = PrivacyTarget(20.0, 1e-4)
+    choices = Choices(10, gradient_bound=1.0, n_rounds=7)
+    plan = published_plan(choices, IMAGES, mean_energy=1.0, target=target)
+    told = dict(split_subject(text) for text in plan_in_words(plan, IMAGES, target))
+    assert told["Promise"].startswith(
+        f"none; the paper's noise for epsilon 20; {AS_PUBLISHED}; Theorem 3"
+    )
+    assert "7 rounds with all 100 sites" in told["Stage 1"]
+    brief = plan_in_brief(plan, target)
+    assert brief.startswith("Plan: 7 rounds in one stage; the paper's noise for epsilon 20")
+    assert brief.endswith("not a proof.")
+
+
+def test_the_plan_in_a_line():
+    plan, _ = words(IMAGES, together())
+    brief = plan_in_brief(plan, together())
+    n_stages = len(plan.privacy.releases)
+    assert brief.startswith(f"Plan: {plan.n_rounds} rounds in {n_stages} stages; epsilon 1, delta")
+    assert "little is lost to noise" in brief
+    assert f"(noise ratio {ratio(plan.noise_ratio)})." in brief
+    assert "\n" not in brief
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.99991, "1.000"),
+        (9.9996, "10.00"),
+        (58.724, "58.73"),
+        (2980.96, "2,981"),
+        (0.0, "0"),
+        (math.inf, "infinite"),
+    ],
+)
+def test_epsilon_is_rounded_up_and_never_down(value, shown):
+    text = rounded_up(value, 4)
+    assert text == shown
+    if math.isfinite(value):
+        assert float(text.replace(",", "")) >= value
+        assert float(number(value).replace(",", "")) >= value

@@ -1,0 +1,248 @@
+"""What coordinator and sites agree on: canonical, complete, and believed by nobody."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpfedc.deployment.agreement import Agreement, Site
+from dpfedc.deployment.proposal import proposed_by_toml
+from dpfedc.deployment.receipts import public_key
+from dpfedc.deployment.terms import terms
+from dpfedc.errors import DPFedCError, InvalidInput
+from dpfedc.privacy.accountant import plan_epsilon
+from dpfedc.privacy.schedule import most_rounds_of_a_site
+from dpfedc.tables.sources import Schema
+from support.deployment import FEATURES, KEY, SIZES, agreed
+
+TOML = """
+[run]
+name = "study"
+coordinator = "university"
+clusters = 3
+features = ["age", "weight", "height"]
+
+[privacy]
+epsilon = 8.0
+delta = 1e-5
+norm_bound = 12.0
+
+[rounds]
+rounds = 4
+sites_per_round = 2
+deadline = 30
+
+[settings]
+refine_rounds = 2
+"""
+SITES = tuple(Site(name, n) for name, n in SIZES.items())
+
+
+def changed(agreement, **changes):
+    """Return the agreement's JSON with other top-level values."""
+    content = json.loads(agreement.to_json())
+    return json.dumps({**content, **changes}, sort_keys=True, separators=(",", ":"))
+
+
+@pytest.mark.parametrize("method", ["dp-fedc", "dp-lloyd", "federated-k-means"])
+def test_json_brings_back_the_same_agreement(method):
+    agreement = agreed(method, settings={"init": np.eye(3).tolist()})
+    again = Agreement.from_json(agreement.to_json())
+    assert again == agreement
+    assert again.digest == agreement.digest
+    assert again.plan.privacy == agreement.privacy
+
+
+def test_any_difference_is_another_run():
+    agreement = agreed()
+    others = [
+        replace(agreement, seed=8),
+        replace(agreement, deadline=6.0),
+        replace(agreement, min_answers=2),
+        replace(agreement, sites=(Site("berlin", 121), *agreement.sites[1:])),
+        replace(agreement, features=("age", "height", "weight")),
+        agreed(epsilon=49.0),
+    ]
+    digests = {agreement.digest, *(other.digest for other in others)}
+    assert len(digests) == len(others) + 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"unknown": 1},
+        {"format": "dpfedc-agreement-2"},
+        {"method": "k-fed"},
+        {"settings": {"n_clusters": 3, "extra_steps": 2}},
+        {"settings": {"n_clusters": 3, "batch_size": 2}},
+        {"settings": {"n_rounds": 3}},
+        {"settings": [["n_clusters", 3]]},
+        {"features": ["age", "age"]},
+        {"features": []},
+        {"sites": []},
+        {"sites": [{"name": "berlin", "n_records": 1}] * 2},
+        {"sites": [{"name": "berlin", "n_records": 0}]},
+        {"sites": [{"name": "berlin", "n_records": 9, "address": "here"}]},
+        {"epsilon": 0},
+        {"epsilon": "much"},
+        {"noise": "none"},
+        {"seed": -1},
+        {"seed": 0.5},
+        {"deadline": 0},
+        {"min_answers": 4},
+        {"receipt_key": "key"},
+        {"privacy": {}},
+        {"name": ""},
+        {"name": "two\nlines"},
+    ],
+)
+def test_what_is_not_known_is_refused(change):
+    with pytest.raises(InvalidInput):
+        Agreement.from_json(changed(agreed(), **change))
+
+
+@given(st.text(max_size=200) | st.recursive(st.none() | st.integers(), st.lists).map(json.dumps))
+@settings(max_examples=50)
+def test_any_text_is_an_agreement_or_refused(text):
+    with pytest.raises(InvalidInput):
+        Agreement.from_json(text)
+
+
+def test_another_way_to_write_it_is_refused():
+    text = json.dumps(json.loads(agreed().to_json()), indent=1)
+    with pytest.raises(InvalidInput, match="canonical"):
+        Agreement.from_json(text)
+
+
+def test_only_local_trust_is_deployed():
+    agreement = agreed()
+    for trust in ("secure-aggregation", "trusted-server"):
+        with pytest.raises(InvalidInput, match="trust must be local"):
+            replace(agreement, privacy=replace(agreement.privacy, trust=trust))
+
+
+def with_noise(agreement, factor):
+    releases = tuple(
+        replace(r, noise_multiplier=factor * r.noise_multiplier) for r in agreement.privacy.releases
+    )
+    return replace(agreement, privacy=replace(agreement.privacy, releases=releases))
+
+
+def test_a_site_plans_again_and_refuses_another_plan():
+    agreement = agreed()
+    more_rounds = tuple(
+        replace(r, n_rounds=9, rounds_per_site=9) if r.n_rounds > 1 else r
+        for r in agreement.privacy.releases
+    )
+    for other in (
+        replace(agreement, privacy=replace(agreement.privacy, releases=more_rounds)),
+        replace(agreement, settings={**agreement.settings, "n_rounds": 2}),
+        replace(agreement, sites=(Site("berlin", 120), Site("geneva", 80))),
+    ):
+        with pytest.raises(InvalidInput, match="privacy plan must be"):
+            _ = other.plan
+
+
+def test_a_site_computes_the_noise_again_and_refuses_another():
+    agreement = agreed()
+    assert agreement.verified() == agreement.digest
+    for other in (
+        with_noise(agreement, 0.5),
+        with_noise(agreement, 1.01),
+        replace(agreement, epsilon=60.0),
+        replace(agreement, privacy=replace(agreement.privacy, delta=1e-9)),
+    ):
+        with pytest.raises(InvalidInput, match="must have noise multiplier"):
+            other.verified()
+    # Computers round differently; but what is rounded down must still keep epsilon.
+    assert with_noise(agreement, 1 + 1e-4).verified()
+    with pytest.raises(InvalidInput, match="keep epsilon"):
+        with_noise(agreement, 1 - 5e-4).verified()
+
+
+def test_another_version_is_refused():
+    with pytest.raises(InvalidInput, match="version must be"):
+        _ = replace(agreed(), version="0.0.0").plan
+
+
+def test_secure_noise_needs_sums_that_cannot_wrap():
+    sites = (Site("a", 2**31), Site("b", 2**31))
+    with pytest.raises(InvalidInput, match="n_records"):
+        agreed(sites=sites, noise="secure")
+    assert agreed(sites=sites).plan.n_rounds == 4
+
+
+def test_a_plan_in_toml():
+    agreement = proposed_by_toml(TOML, sites=SITES, receipt_key=public_key(KEY))
+    assert agreement.method == "dp-fedc"
+    assert agreement.noise == "secure"
+    assert agreement.settings == {
+        "n_clusters": 3,
+        "n_rounds": 4,
+        "sites_per_round": 2,
+        "norm_bound": 12.0,
+        "refine_rounds": 2,
+    }
+    assert (agreement.deadline, agreement.min_answers) == (30, 1)
+    assert agreement.schema.fingerprint == Schema(FEATURES).fingerprint
+    assert agreement.privacy.of_stage("factorisation").rounds_per_site == 3
+    assert float(agreement.declared["bound"]) == 12.0
+    assert Agreement.from_json(agreement.to_json()) == agreement
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ("epsilon = 8.0", "", "epsilon"),
+        ("epsilon = 8.0", "epsilon = -8.0", "epsilon"),
+        ("clusters = 3", "clusters = 0", "n_clusters"),
+        ("rounds = 4", "speed = 4", "rounds"),
+        ("[settings]", "[extras]", "table"),
+        ("refine_rounds = 2", "extra_steps = 2", "settings of dp-fedc"),
+        ("sites_per_round = 2", "sites_per_round = 4", "sites_per_round"),
+        ("[run]", "run = 1\n[other]", "run must be a table"),
+        ("[run]", "[run", "TOML"),
+    ],
+)
+def test_a_plan_that_cannot_be_agreed_on(old, new, word):
+    with pytest.raises(InvalidInput, match=word):
+        proposed_by_toml(TOML.replace(old, new), sites=SITES, receipt_key=public_key(KEY))
+
+
+def test_cohorts_are_balanced_and_the_same_for_everyone():
+    agreement = agreed(settings={"n_rounds": 7, "sites_per_round": 2})
+    again = Agreement.from_json(agreement.to_json())
+    cohorts = [agreement.cohort("lloyd", t) for t in range(1, 8)]
+    assert all(np.array_equal(c, again.cohort("lloyd", t + 1)) for t, c in enumerate(cohorts))
+    most = most_rounds_of_a_site(3, 2, 7)
+    assert np.bincount(np.concatenate(cohorts)).max() <= most
+    with pytest.raises(DPFedCError):
+        agreement.cohort("lloyd", 8)
+
+
+def test_the_terms_state_the_computed_epsilon_and_every_stage():
+    agreement = agreed("dp-fedc", epsilon=3.0, noise="secure")
+    text = "\n".join(terms(agreement))
+    epsilon = plan_epsilon(agreement.privacy)
+    assert f"epsilon {epsilon:.0f}, delta 0.0001" in text
+    for words in ("record", "zero-out", "local", "university", "secure:", agreement.digest):
+        assert words in text
+    for release in agreement.privacy.releases:
+        assert f": {release.stage} (" in text
+    assert "SIMULATED" in "\n".join(terms(replace(agreement, noise="simulated")))
+
+
+def test_terms_do_not_repeat_what_is_merely_claimed():
+    agreement = with_noise(agreed(), 0.5)
+    with pytest.raises(InvalidInput, match="must have noise multiplier"):
+        terms(agreement)
+
+
+@pytest.mark.parametrize("bound", [1e-150, 1e150])
+def test_a_bound_that_cannot_be_squared_is_refused_before_anything_is_charged(bound):
+    with pytest.raises(InvalidInput, match="the declared bound must be from 1e-100 to"):
+        agreed(settings={"norm_bound": bound}).verified()
+    assert agreed(settings={"norm_bound": 1e-90}).verified()

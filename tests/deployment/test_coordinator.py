@@ -1,0 +1,280 @@
+"""The coordinator against the simulator, and what it makes of missing and wrong answers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpfedc.clustering.centers import Centers
+from dpfedc.clustering.registry import proved_model
+from dpfedc.deployment.coordinator import Coordinator, TooFewAnswers
+from dpfedc.deployment.messages import Answer, Refusal, Request, packed, unpacked
+from dpfedc.deployment.receipts import is_signed, new_key
+from dpfedc.engine.run_record import RunRecord
+from dpfedc.engine.simulated import Sites, run
+from dpfedc.errors import InvalidInput
+from dpfedc.model_file import ClusterModel
+from dpfedc.privacy.accountant import plan_epsilon
+from dpfedc.privacy.exact import Upload
+from dpfedc.privacy.gate import Gate, received
+from dpfedc.privacy.noise import SIMULATED, SimulatedNoise
+from dpfedc.randomness import Randomness
+from support.deployment import SIZES, MemoryTransport, agreed, by_site, records
+
+
+class NoiseOfEach(SimulatedNoise):
+    """The sum of the noises that the sites would each draw alone: what separate sites add."""
+
+    def gaussian(self, shape, std, *, stage, t, sites):
+        alone = std / len(sites) ** 0.5
+        draws = [super(NoiseOfEach, self).gaussian(shape, alone, stage=stage, t=t, sites=[i])
+                 for i in sites]  # fmt: skip
+        return np.sum(draws, axis=0)
+
+
+def simulated(agreement):
+    """Return the model of the same run in one process."""
+    randomness = Randomness(agreement.seed)
+    ids = np.repeat(np.arange(len(SIZES)), list(SIZES.values()))
+    gate = Gate(randomness, NoiseOfEach(randomness), agreement.privacy)
+    sites = Sites.of(records(), ids)
+    state = run(
+        agreement.plan.stages, sites, gate, randomness=randomness, state=dict(agreement.declared)
+    )
+    return proved_model(
+        agreement.method, agreement.settings, agreement.plan, state, feature_names=None, about={}
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("dp-lloyd", {}),
+        ("federated-k-means", {"norm_bound": 12.0, "init": (9 * np.eye(3)).tolist()}),
+        ("dp-fedc", {}),
+        ("dp-fedc", {"n_rounds": 7, "sites_per_round": 2, "refine_rounds": 0}),
+        ("dp-fedc", {"subspace": 2, "refine_rounds": 0, "update": "sums-and-gram"}),
+        ("dp-fedc", {"feature_ranges": [[-5, 14]] * 3, "refine_rounds": 1}),
+        ("dp-fedc", {"center": False, "norm_bound": 14.0, "constant_feature": 0.5}),
+    ],
+)
+def test_separate_sites_find_what_the_simulator_finds(tmp_path, method, settings):
+    agreement = agreed(method, settings=settings)
+    result = MemoryTransport(agreement, tmp_path).coordinator().run()
+    expected = simulated(agreement)
+    np.testing.assert_allclose(
+        result.model.cluster_centers, expected.cluster_centers, rtol=0, atol=1e-6
+    )
+    np.testing.assert_allclose(result.model.directions, expected.directions, rtol=0, atol=1e-6)
+
+
+def test_sampled_records_are_those_of_the_simulator(tmp_path):
+    agreement = agreed(
+        "dp-fedc", epsilon=4.0, settings={"sampling_probability": 0.5, "norm_bound": 12.0}
+    )
+    result = MemoryTransport(agreement, tmp_path).coordinator().run()
+    expected = simulated(agreement)
+    np.testing.assert_allclose(result.model.directions, expected.directions, rtol=0, atol=1e-6)
+
+
+def test_secure_noise_finds_the_clusters(tmp_path):
+    agreement = agreed(noise="secure", epsilon=100.0, settings={"n_rounds": 4})
+    result = MemoryTransport(agreement, tmp_path).coordinator().run()
+    truth = np.array([[0, 0, 0], [9, 0, 1], [0, 9, 2]])
+    found = result.model.cluster_centers
+    assert np.linalg.norm(found[:, None] - truth, axis=2).min(axis=0).max() < 1.0
+    assert result.privacy.stamp is None
+    assert result.record.stamps == ()
+
+
+def test_results_are_written_with_their_promise(tmp_path):
+    agreement = agreed("dp-fedc")
+    result = MemoryTransport(agreement, tmp_path).coordinator().run()
+    model = ClusterModel.read(tmp_path / "run" / "model.npz")
+    record = RunRecord.read(tmp_path / "run" / "run.jsonl")
+    np.testing.assert_array_equal(model.cluster_centers, result.model.cluster_centers)
+    assert model.feature_names == agreement.features
+    assert record.stamps == (SIMULATED,)
+    assert model.about["stamps"] == [SIMULATED]
+    assert record.results["privacy"]["epsilon"] == plan_epsilon(agreement.privacy)
+    assert record.settings["run"] == agreement.digest
+    assert len(record.rounds) == agreement.plan.n_rounds
+    for entry in record.rounds:
+        planned = agreement.privacy.of_stage(entry.stage)
+        ratio = entry.release["noise_std"] / entry.release["sensitivity"]
+        assert ratio == pytest.approx(planned.noise_multiplier * entry.n_sites**0.5)
+
+
+def test_progress_is_told_round_by_round(tmp_path):
+    agreement = agreed()
+    transport = MemoryTransport(agreement, tmp_path)
+    transport.faults = {("berlin", 2): None, ("geneva", 2): Refusal("over the cap")}
+    events = []
+    transport.coordinator(on_event=events.append).run()
+    assert [event.number for event in events] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert [event.done for event in events] == [False, True] * 4
+    assert [event.stage for event in events[::2]] == ["bound", "lloyd", "lloyd", "lloyd"]
+    second = events[3]
+    assert second.asked == tuple(SIZES)
+    assert second.answered == ("lisbon",)
+    assert second.refused == {"geneva": "over the cap"}
+    assert second.silent == ("berlin",)
+    assert (second.t, second.n_rounds, second.total) == (1, 3, 4)
+
+
+def test_sums_of_fewer_sites_are_divided_by_their_own_records(tmp_path):
+    """A site that never answers is as if it had no records, for every stage's mean."""
+    agreement = agreed("dp-fedc", epsilon=500.0, settings={"n_rounds": 2, "refine_rounds": 2})
+    transport = MemoryTransport(agreement, tmp_path)
+    n_rounds = agreement.plan.n_rounds
+    transport.faults = {("berlin", i): None for i in range(1, n_rounds + 1)}
+    result = transport.coordinator().run()
+    X = np.concatenate([by_site()["geneva"], by_site()["lisbon"]])
+    np.testing.assert_allclose(result.model.center, X.mean(axis=0), atol=0.1)
+    spread = np.linalg.norm(X - X.mean(axis=0), axis=1).mean()
+    assert result.model.scale == pytest.approx(1.3 * spread, rel=0.02)
+    assert {entry.n_records for entry in result.record.rounds} == {180}
+
+
+def test_a_round_with_fewer_records_is_not_the_best_for_that():
+    """Costs are compared per record: half the records cost half as much, and are no better."""
+    method = Centers(1, n_rounds=3, refine=True, bounded=True)
+    state = {
+        "centres": np.zeros((1, 1)),
+        "best_centres": np.full((1, 1), 0.5),
+        "best_cost": np.asarray(10.0),
+        "best_records": np.asarray(100.0),
+        "directions": np.ones((3, 1, 1)),
+    }
+
+    def after(cost, n):
+        values = np.array([[0.0, n, cost]]) * [1, 0.5, 0.5]
+        return method.combine(state, received([Upload(values)], 1, n), 2)
+
+    assert float(after(8.0, 50)["best_cost"]) == 10.0
+    assert float(after(4.0, 50)["best_cost"]) == 4.0
+    assert float(after(4.0, 50)["best_records"]) == 50.0
+    assert float(after(9.0, 100)["best_cost"]) == 9.0
+
+
+def test_too_few_answers_end_the_run_which_can_go_on(tmp_path):
+    agreement = agreed(min_answers=2)
+    whole = MemoryTransport(agreement, _folder(tmp_path, "whole")).coordinator().run()
+    transport = MemoryTransport(agreement, _folder(tmp_path, "broken"))
+    transport.faults = {("berlin", 3): None, ("geneva", 3): Refusal("busy")}
+    with pytest.raises(TooFewAnswers, match="round 2 of stage 'lloyd' must have 2 answers, got 1"):
+        transport.coordinator().run()
+    again = transport.coordinator().run()
+    np.testing.assert_array_equal(again.model.cluster_centers, whole.model.cluster_centers)
+    assert transport.sent[2] == transport.sent[3]
+
+
+def test_receipts_follow_what_sites_have_sent(tmp_path):
+    agreement = agreed()
+    transport = MemoryTransport(agreement, tmp_path)
+    transport.faults = {("berlin", 2): None}
+    transport.coordinator().run()
+    rounds = [
+        {site: Request.from_bytes(data) for site, data in sent.items()} for sent in transport.sent
+    ]
+    assert all(request.receipt is None for request in rounds[0].values())
+    for requests in rounds[1:]:
+        for site, request in requests.items():
+            assert is_signed(request.receipt, agreement.receipt_key, agreement.digest, site)
+    rows = [requests["geneva"].receipt.head.n_rows for requests in rounds[1:]]
+    assert rows == sorted(set(rows))
+    assert rounds[1]["berlin"].receipt == rounds[2]["berlin"].receipt
+
+
+def _folder(tmp_path, name):
+    (tmp_path / name).mkdir()
+    return tmp_path / name
+
+
+def altered(**changes):
+    """Return a fault: the answer with other fields."""
+
+    def fault(made):
+        return replace(Answer.from_bytes(made()), **changes).to_bytes()
+
+    return fault
+
+
+def with_head(**changes):
+    """Return a fault: the answer with a head that no site writes."""
+
+    def fault(made):
+        head, arrays = unpacked(made())
+        return packed({**head, **changes}, arrays)
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        b"",
+        with_head(symmetric=[[1], [1, 2]]),
+        with_head(symmetric=None),
+        b"garbage",
+        lambda made: made()[:-3],
+        altered(t=2),
+        altered(stage="bound"),
+        altered(site="geneva"),
+        altered(run="00" * 32),
+        altered(request="00" * 32),
+        altered(upload=Upload(np.full((3, 4), np.nan))),
+        altered(upload=Upload(np.full((3, 4), np.inf))),
+        altered(upload=Upload(np.zeros((3, 5)))),
+        altered(upload=Upload(np.zeros((3, 4)), 2.0)),
+        altered(upload=Upload(np.zeros((3, 4), np.uint64), 1.0)),
+        altered(upload=Upload(np.zeros((300, 400)))),
+    ],
+)
+def test_a_wrong_answer_is_left_out_and_the_run_goes_on(tmp_path, fault):
+    """It is as if the site had been silent in that round."""
+    agreement = agreed()
+    silent = MemoryTransport(agreement, _folder(tmp_path, "silent"), {("berlin", 2): None})
+    wrong = MemoryTransport(agreement, _folder(tmp_path, "wrong"), {("berlin", 2): fault})
+    events = []
+    expected = silent.coordinator().run().model.cluster_centers
+    found = wrong.coordinator(on_event=events.append).run().model.cluster_centers
+    np.testing.assert_array_equal(found, expected)
+    assert "berlin" in events[3].refused
+
+
+def test_answers_nobody_asked_for_are_ignored(tmp_path):
+    agreement = agreed(settings={"sites_per_round": 2, "n_rounds": 3})
+    plain = MemoryTransport(agreement, _folder(tmp_path, "plain")).coordinator().run()
+
+    class Chatty(MemoryTransport):
+        def exchange(self, requests, deadline_s):
+            replies = super().exchange(requests, deadline_s)
+            first = next(iter(replies.values()))
+            return {**{site: first for site in SIZES if site not in requests}, "rome": first,
+                    **replies}  # fmt: skip
+
+    chatty = Chatty(agreement, _folder(tmp_path, "chatty")).coordinator().run()
+    np.testing.assert_array_equal(chatty.model.cluster_centers, plain.model.cluster_centers)
+
+
+def test_the_key_and_the_folder_must_be_the_run_s_own(tmp_path):
+    agreement = agreed()
+    transport = MemoryTransport(agreement, tmp_path)
+    transport.coordinator().run()
+    other = MemoryTransport(agreed(seed=8), tmp_path)
+    with pytest.raises(InvalidInput, match="must be a new folder"):
+        other.coordinator().run()
+    assert not other.sent
+    with pytest.raises(InvalidInput, match="key must belong"):
+        Coordinator(agreement, transport, tmp_path / "x", key=new_key())
+
+
+def test_a_finished_run_asks_nobody_again(tmp_path):
+    agreement = agreed()
+    transport = MemoryTransport(agreement, tmp_path)
+    first = transport.coordinator().run()
+    n_sent = len(transport.sent)
+    again = transport.coordinator().run()
+    assert len(transport.sent) == n_sent
+    np.testing.assert_array_equal(again.model.cluster_centers, first.model.cluster_centers)

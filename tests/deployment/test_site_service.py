@@ -1,0 +1,230 @@
+"""What a site does with whatever reaches it: what it keeps, answers and refuses, and why."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpfedc.deployment import control
+from dpfedc.deployment.control import opened
+from dpfedc.deployment.messages import Answer, Refusal, Request
+from dpfedc.deployment.site_folder import AGREEMENT, MAX_PENDING, MODEL, SiteFolder
+from dpfedc.deployment.site_service import NOT_READY, SiteService
+from dpfedc.errors import InvalidInput
+from dpfedc.privacy.ledger import BasicCap, GaussianCap, Ledger
+from support.deployment import SIZES, agreed, by_site
+from support.site_services import agreement_with, site_folder, write_records
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return site_folder(tmp_path, "berlin")
+
+
+@pytest.fixture
+def agreement(folder):
+    return agreement_with([folder])
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def desk(folder, told):
+    desk = SiteService(folder, allow_simulated=True, tell=told.append)
+    yield desk
+    desk.close()
+
+
+def words(reply):
+    return json.loads(opened(reply))
+
+
+def offered(desk, agreement):
+    return words(desk.reply(control.offer(agreement)))["accepted"]
+
+
+def first_request(agreement, site="berlin"):
+    exchange = agreement.exchanges[0]
+    method = exchange.method
+    state = method.start(agreement.declared, agreement.public, None)
+    return Request(agreement.digest, site, method.name, 1, exchange.sent(state)).to_bytes()
+
+
+def charges(folder):
+    with Ledger.open(folder.ledger) as ledger:
+        return sum(stage.n_charged for stage in ledger.totals().stages)
+
+
+def test_a_site_says_how_many_records_it_declares_and_nothing_else(desk):
+    assert words(desk.reply(control.hello())) == {"records": SIZES["berlin"]}
+
+
+def test_an_offer_waits_for_the_operator(desk, folder, agreement, told):
+    assert not offered(desk, agreement)
+    assert list(folder.offered()) == [agreement.digest]
+    assert f"dpfedc site accept {folder.path} {agreement.digest[:12]}" in told[0]
+    refusal = opened(desk.reply(first_request(agreement)))
+    assert refusal == Refusal(f"run {agreement.digest[:12]} has not been accepted here")
+    assert charges(folder) == 0
+    folder.accept(agreement.digest)
+    assert offered(desk, agreement)
+    assert isinstance(opened(desk.reply(first_request(agreement))), bytes)
+    assert charges(folder) == 1
+
+
+def test_with_accept_no_operator_is_asked(folder, agreement):
+    desk = SiteService(folder, accept=True, allow_simulated=True)
+    assert offered(desk, agreement)
+    assert folder.is_accepted(agreement.digest)
+    desk.close()
+
+
+def test_the_same_request_gets_the_same_bytes_also_after_a_restart(desk, folder, agreement):
+    folder.keep(agreement)
+    folder.accept(agreement.digest)
+    request = first_request(agreement)
+    reply = desk.reply(request)
+    assert Answer.from_bytes(opened(reply)).site == "berlin"
+    assert desk.reply(request) == reply
+    again = SiteService(SiteFolder.open(folder.path), allow_simulated=True)
+    assert again.reply(request) == reply
+    again.close()
+    assert charges(folder) == 1
+
+
+def test_an_offer_that_is_not_for_this_site_as_it_is_is_refused(desk, folder, agreement):
+    here, *others = agreement.sites
+    for site in (replace(here, key="11" * 16), replace(here, n_records=121)):
+        refusal = opened(desk.reply(control.offer(agreed(sites=(site, *others)))))
+        assert "berlin must have key" in refusal.reason
+    refusal = opened(desk.reply(control.offer(agreed(sites=tuple(others)))))
+    assert "got 'berlin'" in refusal.reason
+    assert not list(folder.offered())
+
+
+def test_an_offer_with_less_noise_than_follows_from_its_epsilon_is_refused(desk, folder, agreement):
+    first, *rest = agreement.privacy.releases
+    less = replace(first, noise_multiplier=first.noise_multiplier * 0.9)
+    plan = replace(agreement.privacy, releases=(less, *rest))
+    refusal = opened(desk.reply(control.offer(replace(agreement, privacy=plan))))
+    assert "must have noise multiplier" in refusal.reason
+    assert not list(folder.offered())
+
+
+@pytest.mark.parametrize("kind", [GaussianCap, BasicCap])
+def test_an_offer_beyond_the_lifetime_cap_is_refused_before_anything_is_spent(tmp_path, kind):
+    """The run promises epsilon 50: it fits into a cap of 51, and not into one of 49."""
+    for cap, fits in ((51.0, True), (49.0, False)):
+        home = tmp_path / f"{cap:g}"
+        home.mkdir()
+        folder = site_folder(home, "berlin", cap=kind(cap, 1e-4))
+        desk = SiteService(folder, allow_simulated=True)
+        reply = opened(desk.reply(control.offer(agreement_with([folder]))))
+        assert isinstance(reply, bytes) == fits
+        assert fits or "lifetime cap" in reply.reason
+        desk.close()
+
+
+def test_simulated_noise_must_be_allowed_by_name(folder, agreement):
+    desk = SiteService(folder, accept=True)
+    assert "noise must be secure" in opened(desk.reply(control.offer(agreement))).reason
+    folder.keep(agreement)
+    folder.accept(agreement.digest)
+    assert opened(desk.reply(first_request(agreement))) == Refusal(NOT_READY)
+    assert charges(folder) == 0
+    desk.close()
+
+
+def test_an_agreement_that_was_changed_on_the_disk_is_not_served(desk, folder, agreement, told):
+    folder.keep(agreement)
+    folder.accept(agreement.digest)
+    other = agreement_with([folder], seed=8)
+    (folder.run(agreement.digest) / AGREEMENT).write_text(other.to_json())
+    assert opened(desk.reply(first_request(agreement))) == Refusal(NOT_READY)
+    assert "has been changed on the disk" in told[0]
+    assert charges(folder) == 0
+
+
+def test_what_is_wrong_with_the_records_is_told_here_and_not_sent(
+    desk, folder, agreement, told, tmp_path
+):
+    folder.keep(agreement)
+    folder.accept(agreement.digest)
+    write_records(tmp_path / "berlin.csv", by_site()["berlin"][:-1])
+    reply = desk.reply(first_request(agreement))
+    assert opened(reply) == Refusal(NOT_READY)
+    assert b"119" not in reply
+    assert "119" in told[0]
+    assert charges(folder) == 0
+
+
+def test_replies_to_wrong_requests_do_not_depend_on_the_records(tmp_path, agreement):
+    """The same answers from a site with other values, some of them missing."""
+    X = by_site()["berlin"] * 1e9
+    X[::2] = np.nan
+    (tmp_path / "other").mkdir()
+    folders = [SiteFolder.open(tmp_path / "berlin"), site_folder(tmp_path / "other", "berlin", X=X)]
+    right = first_request(agreement)
+    wrong = [b"", b"{", b"[]", b"{}", b"\0" * 50, right[:-1], right + b"x", first_request(
+        agreement, "geneva"
+    )]  # fmt: skip
+    replies = []
+    for folder in folders:
+        folder.keep(agreement)
+        folder.accept(agreement.digest)
+        desk = SiteService(folder, allow_simulated=True)
+        replies.append([desk.reply(request) for request in wrong])
+        desk.close()
+        assert charges(folder) == 0
+    assert replies[0] == replies[1]
+    assert all(isinstance(opened(reply), Refusal) for reply in replies[0])
+
+
+def test_a_model_is_kept_for_an_accepted_run_only(desk, folder, agreement):
+    result = control.result(agreement.digest, b"model")
+    assert isinstance(opened(desk.reply(result)), Refusal)
+    folder.keep(agreement)
+    folder.accept(agreement.digest)
+    assert words(desk.reply(result)) == {"stored": True}
+    assert (folder.run(agreement.digest) / MODEL).read_bytes() == b"model"
+    for run in ("../../x", "", "zz" * 32):
+        assert isinstance(opened(desk.reply(control.result(run, b"model"))), Refusal)
+
+
+def test_offers_that_nobody_accepts_do_not_pile_up(desk, folder):
+    for seed in range(MAX_PENDING):
+        folder.keep(agreement_with([folder], seed=seed))
+    refusal = opened(desk.reply(control.offer(agreement_with([folder], seed=99))))
+    assert "less than 20 offers" in refusal.reason
+
+
+def test_a_run_is_found_by_the_start_of_its_digest(folder, agreement):
+    with pytest.raises(InvalidInput, match="known: none"):
+        folder.resolve("ab")
+    folder.keep(agreement)
+    assert folder.resolve(agreement.digest[:6]) == agreement.digest
+    other = agreement_with([folder], seed=8)
+    folder.keep(other)
+    with pytest.raises(InvalidInput, match="there must be one offered run, got 2"):
+        folder.resolve("")
+    folder.accept(agreement.digest)
+    assert folder.resolve("") == other.digest
+
+
+def test_a_folder_reads_back_what_it_was_made_with(folder):
+    assert SiteFolder.open(folder.path) == folder
+    assert SiteFolder.open(folder.declaring(7).path).records == 7
+    with pytest.raises(InvalidInput, match="a new or empty folder"):
+        site_folder(folder.path.parent, "berlin")
+
+
+@pytest.mark.parametrize("server", ["192.0.2.1:8470", "hub.example.org:8470", "[2001:db8::1]:1"])
+def test_without_tls_only_this_machine_is_reached(folder, server):
+    text = (folder.path / "site.toml").read_text().replace("127.0.0.1:8470", server)
+    (folder.path / "site.toml").write_text(text)
+    with pytest.raises(InvalidInput, match="must stay on a loopback address"):
+        SiteFolder.open(folder.path)

@@ -1,0 +1,87 @@
+"""Ledgers of earlier versions open, verify and go on charging: what was spent stays spent.
+
+The files in tests/data were written by version 0.1.0 and are never made again.
+"""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dpfedc.errors import Refused
+from dpfedc.privacy.ledger import Ledger
+from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
+
+DATA = Path(__file__).parents[1] / "data"
+ALONE, TOGETHER = "a" * 64, "b" * 64
+PLANS = {
+    ALONE: PrivacyPlan(
+        (
+            PlannedRelease("bound", 1, 3, 1, 20.0),
+            PlannedRelease("factorisation", 6, 2, 4, 9.0, 0.5),
+            PlannedRelease("centres", 1, 3, 1, 15.0),
+        ),
+        1e-6,
+        "local",
+        3,
+    ),
+    TOGETHER: PrivacyPlan(
+        (PlannedRelease("bound", 1, 5, 1, 20.0), PlannedRelease("lloyd", 5, 5, 5, 9.0)),
+        1e-6,
+        "secure-aggregation",
+        5,
+        min_survivors=4,
+        colluding_sites=1,
+    ),
+}
+HEADS = {
+    "gaussian": "e84d69af2b1b1d6802bdba2e8253aa7e2dad88bdf3e090740b422e5a02615cb4",
+    "basic": "d19fbc1593d993b1b97f6dd51fa1dc88f7e654adfa43c386c220414364fd31af",
+}
+SPENT = {
+    "gaussian": {"inverse_squares": 2 / 20**2 + 4 / 9**2, "spare_delta": 0.0},
+    "basic": {"epsilon": 1.6584204311541648, "delta": 2e-6},
+}
+
+
+@pytest.fixture(params=list(HEADS))
+def old(request, tmp_path):
+    path = tmp_path / "site.ledger"
+    shutil.copyfile(DATA / f"ledger-0.1.0-{request.param}.sqlite", path)
+    with Ledger.open(path) as ledger:
+        yield request.param, ledger
+
+
+def test_it_opens_and_verifies(old):
+    kind, ledger = old
+    assert ledger.verify().digest == HEADS[kind]
+    assert ledger.opening.holding == "ward 7"
+    assert ledger.totals().spent == pytest.approx(SPENT[kind], rel=1e-12)
+    assert ledger.answer(ALONE, "bound", 1, "abound1") == b"answer a bound 1"
+
+
+def test_it_goes_on_charging(old):
+    kind, ledger = old
+    plan = PLANS[ALONE]
+    head = ledger.charge(ALONE, plan, "factorisation", 4, "next", noise_multiplier=9.0)
+    ledger.settle(ALONE, "factorisation", 4, b"more")
+    assert head.n_rows == 13
+    more = {"inverse_squares": 1 / 9**2, "spare_delta": 0.0} if kind == "gaussian" else {}
+    due = {name: spent + more.get(name, 0.0) for name, spent in SPENT[kind].items()}
+    assert ledger.totals().spent == pytest.approx(due, rel=1e-12)
+    assert ledger.verify().n_rows == 14
+
+
+def test_what_it_has_spent_cannot_be_spent_again(old):
+    _, ledger = old
+    with pytest.raises(Refused, match="must come after round 2"):
+        ledger.charge(ALONE, PLANS[ALONE], "factorisation", 2, "again", noise_multiplier=9.0)
+    with pytest.raises(Refused, match="is spent"):
+        ledger.answer(TOGETHER, "lloyd", 2, "blloyd2")
+    other = replace(PLANS[ALONE], delta=1e-5)
+    with pytest.raises(Refused, match="must keep to the plan"):
+        ledger.charge(ALONE, other, "centres", 1, "other plan", noise_multiplier=15.0)
+    weak = PrivacyPlan((PlannedRelease("bound", 1, 3, 1, 0.2),), 1e-6, "local", 3)
+    with pytest.raises(Refused, match="over the lifetime cap"):
+        ledger.charge("c" * 64, weak, "bound", 1, "first", noise_multiplier=0.2)

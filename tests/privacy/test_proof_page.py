@@ -1,0 +1,41 @@
+"""The proof page names every stage that a proved plan can contain."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpfedc.clustering.dp_fedc_planner import normalized_plan
+from dpfedc.clustering.lloyd_planner import lloyd_plan
+from dpfedc.clustering.registry import checked_choices
+from dpfedc.clustering.run_plan import Federation
+from dpfedc.settings import PrivacyTarget
+
+PAGE = Path(__file__).parents[2] / "docs" / "privacy-proof.md"
+TARGET = PrivacyTarget(50.0, 1e-5)
+FACTS = Federation(4, np.full(5, 200))
+CHOICES = [
+    {"update": update, "refine_rounds": refine, "subspace": subspace}
+    for update in ("gradient", "sums-and-gram")
+    for refine in (0, 3)
+    for subspace in (None, 2)
+]
+
+
+def proved_classes():
+    """Return the classes of all stages of both proved methods' plans."""
+    plans = [
+        normalized_plan(checked_choices({"n_clusters": 3, **c}, FACTS), FACTS, TARGET)
+        for c in CHOICES
+    ]
+    plans.append(lloyd_plan(3, 4, None, FACTS, TARGET, declared_bound=False, given_start=False))
+    return {type(stage.method).__name__ for plan in plans for stage in plan.stages}
+
+
+@pytest.mark.parametrize("section", ["## 3.", "## 8."])
+def test_every_proved_stage_has_a_row_in_each_table(section):
+    text = PAGE.read_text(encoding="utf-8").split(section)[1].split("\n## ")[0]
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    found = proved_classes()
+    assert {"SumsAndGram", "LloydSums", "Subspace", "Centres", "Lengths"} <= found
+    assert not {name for name in found if not any(f"`{name}`" in row for row in rows)}

@@ -1,0 +1,86 @@
+"""What a record says of privacy: the promise in words, and the table of its stages."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpfedc.engine.run_record import RunRecord
+from dpfedc.errors import InvalidInput
+from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
+from dpfedc.privacy.statement import split_subject
+from dpfedc.report.promise import (
+    EXACT_SHOWN,
+    privacy_paragraphs,
+    recorded_guarantee,
+    recorded_plan,
+    stage_rows,
+)
+
+PROMISE = {
+    "epsilon": 1.0, "delta": 1e-5, "unit": "record", "relation": "zero-out", "trust": "local",
+    "min_survivors": None, "colluding_sites": 0, "epsilon_if_others_collude": 1.0,
+    "accountant": "PLD", "rounds_per_site": {"mean": 1}, "stamp": "simulated noise",
+}  # fmt: skip
+
+
+def told(record, sizes=(50, 50)):
+    return dict(map(split_subject, privacy_paragraphs(record, np.array(sizes))))
+
+
+def test_a_recorded_promise_is_stated_in_words():
+    record = RunRecord("m", "1", {"epsilon": 1.0}, results={"privacy": PROMISE})
+    words = told(record)
+    assert {"Protected", "From whom", "How much", "Not protected", "Note"} == set(words)
+    assert words["How much"].startswith("epsilon 1, delta 1e-05, ")
+    assert "by at most a factor of 2.72" in words["How much"]
+    assert '"simulated noise"' in words["Note"]
+    assert EXACT_SHOWN in privacy_paragraphs(record, np.array([50]))
+    together = {**PROMISE, "trust": "secure-aggregation", "colluding_sites": 3}
+    together |= {"min_survivors": 20, "epsilon_if_others_collude": 12.34, "stamp": None}
+    words = told(replace(record, results={"privacy": together}))
+    assert "at least 20 sites arrive, and at most 3 sites work" in words["Assumed"]
+    assert "epsilon is 12.4." in words["Assumed"]
+    assert "(secure aggregation)" in words["From whom"]
+    assert "Note" not in words
+    words = told(replace(record, results={"privacy": {**PROMISE, "trust": "trusted-server"}}))
+    assert words["From whom"].startswith("everyone but the server.")
+
+
+def test_a_large_epsilon_is_not_dressed_up():
+    results = {"privacy": {**PROMISE, "epsilon": 20.0}}
+    words = told(RunRecord("m", "1", {"epsilon": 20.0}, results=results))
+    assert "by any factor" in words["How much"]
+
+
+def test_no_noise_is_no_promise():
+    paragraphs = privacy_paragraphs(RunRecord("m", "1", {"epsilon": None}), np.array([50]))
+    assert paragraphs == ["Not protected: this run adds no noise, so it promises no privacy."]
+    other = privacy_paragraphs(RunRecord("m", "1", {"epsilon": 1.0}), np.array([50]))
+    assert other == ["Not protected: this run has no privacy plan, so it promises no privacy."]
+
+
+def test_a_foreign_promise_is_refused():
+    record = RunRecord("m", "1", {}, results={"privacy": {"epsilon": 1}})
+    with pytest.raises(InvalidInput, match="not a promise made here"):
+        recorded_guarantee(record)
+    record = RunRecord("m", "1", {}, results={"privacy_plan": {"releases": []}})
+    with pytest.raises(InvalidInput, match="not a privacy plan"):
+        recorded_plan(record)
+
+
+def test_rows_of_the_stages():
+    releases = (
+        PlannedRelease("mean", 1, 10, 1, 2.0),
+        PlannedRelease("factorisation", 1200, 5, 600, 49.0),
+    )
+    plan = PrivacyPlan(releases, 1e-5, "local", 10)
+    # In mu^2: 1 / 4 and 600 / 2401, almost half each.
+    assert stage_rows(plan) == [
+        ("mean: where the middle of all records lies", "1", "2.00", "50 %"),
+        ("factorisation: the search for the clusters", "1,200 (600 per site)", "49.0", "50 %"),
+    ]
+    sampled = replace(plan, releases=(releases[0], replace(releases[1], sampling_probability=0.1)))
+    assert stage_rows(sampled)[1][3] == "the rest"
+    strange = replace(plan, releases=(PlannedRelease("extra", 1, 10, 1, 2.0),))
+    assert stage_rows(strange) == [("extra", "1", "2.00", "100 %")]

@@ -1,0 +1,148 @@
+"""The paper's noise before the accountant: multipliers and epsilon computed by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from dpfedc.clustering.run_plan import Choices, Federation
+from dpfedc.errors import InvalidInput
+from dpfedc.kernels.local_steps import local_centroid_step
+from dpfedc.research.published.algorithm import Published
+from dpfedc.research.published.published_account import published_epsilon, worst_rounds
+from dpfedc.research.published.published_planner import published_noise, published_noise_multipliers
+from dpfedc.settings import Penalty, PrivacyTarget
+
+PAPER = Choices(10, n_rounds=100, sites_per_round=30, batch_size=50, extra_steps=10)
+SITES = Federation(784, np.full(100, 100))
+TARGET = PrivacyTarget(20.0, 1e-4)
+
+
+def exact_delta(mu, epsilon):
+    """Return the delta of one Gaussian release (Balle and Wang 2018), written out anew."""
+    return norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+
+
+def test_multipliers_of_the_papers_own_settings():
+    z, violated = published_noise_multipliers(PAPER, SITES, TARGET)
+    assert z.shape == (100, 100)
+    # q = Q2 b / 100 with b = min(50, floor(100 / (2 Q2))): .44, then .48 four times, then .5.
+    ratios = [11 * 4, 6 * 8, 4 * 12, 3 * 16, 3 * 16, 2 * 25, 2 * 25, 2 * 25, 2 * 25, 2 * 25]
+    per_round = 20 / (0.5**2 * math.sqrt(0.3 * 100 / (1 - 0.5)))  # Theorem 3 at the largest q
+    assert per_round == pytest.approx(10.328, abs=1e-3)
+    for t, ratio in enumerate([*ratios, *[50] * 90]):
+        q = ratio / 100
+        by_hand = 2 * q * math.sqrt(2 * math.log(1.25 * q / 1e-4)) / per_round
+        np.testing.assert_allclose(z[t], by_hand, rtol=1e-12)
+    assert z[0, 0] == pytest.approx(0.35363, abs=1e-5)
+    assert z[99, 0] == pytest.approx(0.40482, abs=1e-5)
+    assert len(violated) == 3
+
+
+def test_the_claim_of_20_is_144_for_the_same_noise():
+    z, _ = published_noise_multipliers(PAPER, SITES, TARGET)
+    # The worst 30 rounds: 1 with z = .35363, 4 with .38772, 25 with .40482.
+    mu = math.sqrt(1 / 0.353629**2 + 4 / 0.387721**2 + 25 / 0.404823**2)
+    assert mu == pytest.approx(13.6804, abs=1e-4)
+    epsilon = published_epsilon(z, rounds_per_site=30, delta=1e-4, clipped=True)
+    assert epsilon == pytest.approx(143.57, abs=0.01)
+    assert exact_delta(mu, epsilon) == pytest.approx(1e-4, rel=0.01)
+
+
+@pytest.mark.parametrize("bound", [0.1, 7.0])
+def test_multipliers_depend_on_neither_the_bound_nor_the_step(bound):
+    method = Published(10, 100, penalty=Penalty(), gradient_bound=bound)
+    rule, _ = published_noise(method, SITES, 30, TARGET)
+    z, _ = published_noise_multipliers(PAPER, SITES, TARGET)
+    for t in (1, 3, 50):
+        steps = method.centroid_steps(t)
+        eta = np.linspace(0.5, 20, 100)
+        q = steps * method.batch_sizes(SITES.records_per_site, steps) / 100
+        std = rule(steps, q, eta)
+        np.testing.assert_allclose(std / (2 * bound * steps / eta), z[t - 1], rtol=1e-12)
+
+
+def test_the_worst_off_site_counts_for_all():
+    facts = Federation(2, np.array([100, 12, 100]))
+    choices = Choices(2, n_rounds=4, extra_steps=2, batch_size=8)
+    z, _ = published_noise_multipliers(choices, facts, PrivacyTarget(5.0, 1e-3))
+    assert z.shape == (4, 3)
+
+    def epsilon(multipliers):
+        return published_epsilon(multipliers, rounds_per_site=3, delta=1e-3, clipped=True)
+
+    alone = [epsilon(z[:, [site]]) for site in range(3)]
+    assert len(set(alone)) == 2
+    assert epsilon(z) == max(alone)
+
+
+def test_a_huge_epsilon_costs_no_more_than_a_small_one():
+    found = published_epsilon([[0.005]], rounds_per_site=1, delta=1e-4, clipped=True)
+    # For mu = 200: epsilon = mu^2 / 2 + mu * 3.719 to first order (a tail of 1e-4).
+    assert found == pytest.approx(200**2 / 2 + 200 * norm.isf(1e-4), rel=1e-3)
+
+
+def test_the_worst_rounds_of_the_worst_site():
+    z = [[3.0, 1.0], [2.0, 9.0], [2.0, 9.0], [5.0, 9.0]]
+    # Of two rounds: 1/4 + 1/4 at the first site, 1 + 1/81 at the second.
+    assert worst_rounds(z, 2).tolist() == [1.0, 9.0]
+    assert worst_rounds(z, 1).tolist() == [1.0]
+    assert worst_rounds([[2.0, 1.9], [2.0, 9.0]], 2).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(("epsilon", "mu"), [(1, 0.313902), (8, 1.841366), (20, 3.711312)])
+def test_golden_values_at_delta_1e_4(epsilon, mu):
+    found = published_epsilon([[1 / mu], [50.0]], rounds_per_site=1, delta=1e-4, clipped=True)
+    assert found == pytest.approx(epsilon, rel=1e-3)
+
+
+def test_rounds_compose_as_one_gaussian():
+    z = [[1.0], [2.0], [2.0], [4.0]]
+    found = published_epsilon(z, rounds_per_site=2, delta=1e-5, clipped=True)
+    assert exact_delta(math.sqrt(1.25), found) == pytest.approx(1e-5, rel=0.01)
+
+
+def test_nothing_clipped_or_no_noise_is_infinite():
+    z = [[5.0], [6.0]]
+    assert published_epsilon(z, rounds_per_site=2, delta=1e-4, clipped=False) == math.inf
+    bare = [[5.0, 5.0], [5.0, 0.0]]
+    assert published_epsilon(bare, rounds_per_site=1, delta=1e-4, clipped=True) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("z", "rounds", "message"),
+    [
+        ([1.0, 2.0], 1, r"must be a matrix of numbers >= 0, got shape \(2,\)"),
+        ([[-1.0]], 1, "matrix of numbers >= 0"),
+        ([[math.nan]], 1, "matrix of numbers >= 0"),
+        ([[1.0]], 2, "rounds_per_site must be from 1 to 1, got 2"),
+        ([[1.0]], 0, "rounds_per_site must be from 1 to 1, got 0"),
+    ],
+)
+def test_bad_multipliers_are_named(z, rounds, message):
+    with pytest.raises(InvalidInput, match=message):
+        worst_rounds(z, rounds)
+
+
+def test_clipped_steps_reach_no_farther_than_the_stated_sensitivity(rng):
+    """Whatever the records are, W_local moves by at most 2 G Q2 / eta; without the clip it does."""
+    bound, eta, steps, k, m = 0.7, 3.0, 4, 3, 5
+    W = rng.standard_normal((1, k, m))
+
+    def local(scale, clip, sign):
+        moved = W
+        for _ in range(steps):
+            H = np.abs(rng.standard_normal((1, 6, k)))
+            X = sign * scale * np.ones((1, 6, m))
+            moved = local_centroid_step(
+                X, moved, H, np.ones((1, 6), dtype=bool), weight=np.ones(1),
+                eta=np.full(1, eta), mu_w=0.0, gradient_bound=clip,
+            )  # fmt: skip
+        return moved
+
+    limit = 2 * bound * steps / eta
+    gaps = [np.linalg.norm(local(s, bound, 1) - local(s, bound, -1)) for s in (0.1, 1, 10, 1e3)]
+    assert max(gaps) <= limit * (1 + 1e-12)
+    assert max(gaps) > 0.9 * limit  # opposite records come close: the bound is not slack
+    assert np.linalg.norm(local(1e3, math.inf, 1) - local(1e3, math.inf, -1)) > limit

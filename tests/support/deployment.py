@@ -1,0 +1,124 @@
+"""A federation of separate sites without a network: agreements, nodes, and a transport of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpfedc.deployment.agreement import Agreement, Site
+from dpfedc.deployment.coordinator import Coordinator
+from dpfedc.deployment.messages import Refusal
+from dpfedc.deployment.proposal import proposed
+from dpfedc.deployment.receipts import public_key
+from dpfedc.deployment.site_run import SiteRun
+from dpfedc.errors import DPFedCError
+from dpfedc.privacy.ledger import GaussianCap, Ledger
+
+KEY = bytes(range(32))
+SIZES = {"berlin": 120, "geneva": 80, "lisbon": 100}
+FEATURES = ("age", "weight", "height")
+
+
+def records(n: int = sum(SIZES.values()), seed: int = 0) -> np.ndarray:
+    """Return records in three clusters, in random order."""
+    rng = np.random.default_rng(seed)
+    middles = np.array([[0, 0, 0], [9, 0, 1], [0, 9, 2]])[rng.integers(3, size=n)]
+    return middles + rng.normal(size=(n, 3))
+
+
+def by_site() -> dict[str, np.ndarray]:
+    ends = np.cumsum(list(SIZES.values()))[:-1]
+    return dict(zip(SIZES, np.split(records(), ends), strict=True))
+
+
+def agreed(method: str = "dp-lloyd", **changes: Any) -> Agreement:
+    """Return an agreement on a short run with simulated noise and a weak promise."""
+    terms: dict[str, Any] = {
+        "name": "study",
+        "coordinator": "university",
+        "receipt_key": public_key(KEY),
+        "method": method,
+        "settings": {"n_clusters": 3, "n_rounds": 3, **changes.pop("settings", {})},
+        "features": FEATURES,
+        "sites": tuple(Site(name, n) for name, n in SIZES.items()),
+        "epsilon": 50.0,
+        "delta": 1e-4,
+        "noise": "simulated",
+        "seed": 7,
+        "deadline": 5.0,
+        "min_answers": 1,
+    }
+    return proposed(**{**terms, **changes})
+
+
+def new_ledger(folder: Path, site: str, cap: Any = None) -> None:
+    cap = cap or GaussianCap(1000.0, 1e-3)
+    Ledger.create(folder / f"{site}.ledger", holding=site, cap=cap).close()
+
+
+def node(agreement: Agreement, site: str, ledger: Ledger, X: Any = None, **more: Any) -> SiteRun:
+    X = by_site()[site] if X is None else X
+    more = {"allow_simulated": True, **more}
+    return SiteRun(agreement, agreement.digest, site, X, np.ones(len(X), bool), ledger, **more)
+
+
+@dataclass
+class MemoryTransport:
+    """Sites in memory, each request served by a new node and a newly opened ledger.
+
+    `faults` maps (site, number of the exchange) to what comes back instead of the answer; if it is
+    a function, it is given the one that makes the answer. `released` is what left each site.
+    """
+
+    agreement: Agreement
+    folder: Path
+    faults: dict[tuple[str, int], Any] = field(default_factory=dict)
+    sent: list[dict[str, bytes]] = field(default_factory=list)
+    released: dict[str, set[bytes]] = field(default_factory=dict)
+    X: Mapping[str, np.ndarray] = field(default_factory=by_site)
+
+    def __post_init__(self) -> None:
+        for site in self.agreement.sites:
+            if not (self.folder / f"{site.name}.ledger").exists():
+                new_ledger(self.folder, site.name)
+
+    def exchange(
+        self, requests: Mapping[str, bytes], deadline_s: float
+    ) -> dict[str, bytes | Refusal]:
+        self.sent.append(dict(requests))
+        replies: dict[str, bytes | Refusal] = {}
+        for site, request in requests.items():
+            reply = self._served(site, request)
+            if reply is not None:
+                replies[site] = reply
+        return replies
+
+    def _served(self, site: str, request: bytes) -> bytes | Refusal | None:
+        fault = self.faults.get((site, len(self.sent)), "none")
+
+        def made() -> bytes | Refusal:
+            with self.ledger(site) as ledger:
+                try:
+                    return node(self.agreement, site, ledger, self.X[site]).answer(request)
+                except DPFedCError as error:
+                    return Refusal(str(error))
+
+        if fault == "none":
+            reply = made()
+        elif isinstance(fault, Callable):
+            reply = fault(made)
+        else:
+            reply = fault
+        if isinstance(reply, bytes):
+            self.released.setdefault(site, set()).add(reply)
+        return reply
+
+    def ledger(self, site: str) -> Ledger:
+        return Ledger.open(self.folder / f"{site}.ledger")
+
+    def coordinator(self, **more: Any) -> Coordinator:
+        return Coordinator(self.agreement, self, self.folder / "run", key=KEY, **more)
