@@ -25,7 +25,7 @@ test: lint
 	touch $@
 
 test-torch: .venv/gpu
-	$(BIN)/python -m pytest tests/test_torch.py tests/test_restarts.py
+	$(BIN)/python -m pytest tests/kernels/test_torch.py tests/clustering/test_restarts.py
 
 e2e: .venv/dev
 	$(BIN)/python -m pytest -m e2e tests/e2e

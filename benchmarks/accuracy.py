@@ -3,15 +3,14 @@
 python benchmarks/accuracy.py [--seeds 5] [--output results/accuracy]
 
 Everything is at its default but what the tables name. MNIST and TCGA miRNA are looked for as
-`dpfedc.data` does (DPFEDC_DATA names a folder); what is not there is left out and said so. Writes
-the tables as Markdown, and every single run as JSON.
+`dpfedc.research.datasets` does (DPFEDC_DATA names a folder); what is not there is left out and said
+so. Writes the tables as Markdown, and every single run as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from dpfedc.errors import DataUnavailable, UtilityWarning
 from dpfedc.kernels.metrics import scores
 from dpfedc.research.datasets import mnist, tcga_mirna
 from dpfedc.research.partition import iid, label_shards
+from dpfedc.research.spread import mean_and_error
 
 N_SITES, DELTA = 100, 1e-4
 SHAPES = [(2, 3), (2, 5), (2, 8), (3, 6), (5, 6), (8, 4), (10, 8)]
@@ -91,8 +91,8 @@ def fitted_scores(X: Any, y: Any, sites: Any, k: int, seed: int, **settings: Any
 
 
 def summary(values: list[float], digits: int = 3) -> str:
-    error = np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return f"{np.mean(values):.{digits}f} ± {error:.{digits}f}"
+    mean, error = mean_and_error(values)
+    return f"{mean:.{digits}f} ± {error:.{digits}f}"
 
 
 def real_table(seeds: int, runs: list[dict[str, Any]]) -> list[str]:

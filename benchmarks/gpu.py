@@ -41,12 +41,11 @@ from cases import mnist_case
 from dpfedc import DPFedC
 from dpfedc.clustering import factorization
 from dpfedc.clustering.factorization import Factorization
-from dpfedc.clustering.stage import Stage
-from dpfedc.engine.simulated import Sites, run
+from dpfedc.engine.rounds import run
+from dpfedc.engine.simulated import SimulatedSites, Sites
 from dpfedc.errors import UtilityWarning
 from dpfedc.kernels.clipping import clip_weights
-from dpfedc.kernels.devices import fused_kernels
-from dpfedc.kernels.host import on_host
+from dpfedc.kernels.devices import fused_kernels, on_host
 from dpfedc.kernels.metrics import clustering_accuracy
 from dpfedc.kernels.objective import (
     membership_curvature,
@@ -55,10 +54,11 @@ from dpfedc.kernels.objective import (
     residual_norms,
     unit_rows,
 )
-from dpfedc.kernels.standardized import Standardized
+from dpfedc.kernels.row_views import Standardized
 from dpfedc.privacy.gate import Gate
-from dpfedc.privacy.noise import TorchNoise
+from dpfedc.privacy.open_gate import OpenGate
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
+from dpfedc.privacy.torch_noise import TorchNoise
 from dpfedc.randomness import Randomness
 
 FEATURES, CLUSTERS, STEPS, BOUND = 64, 16, 10, 0.03
@@ -268,20 +268,21 @@ def by_federation(X: Any, given: Any, n_sites: int, *, noise: bool) -> dict[str,
     some = X[: 2**16]
     center = torch.mean(some, dim=0)
     scale = 1.3 * torch.mean(torch.linalg.norm(some - center, dim=1))
-    plan, source = None, None
+    randomness = Randomness(0)
+    gate: Gate | OpenGate = OpenGate()
     if noise:
         release = PlannedRelease("factorisation", rounds, n_sites, rounds, 1.0)
         plan = PrivacyPlan((release,), 1e-5, "local", n_sites)
-        source = TorchNoise(Randomness(0), device=given.device)
-    stage = Stage(Factorization(CLUSTERS, rounds, membership_steps=STEPS, clip_norm=BOUND))
+        gate = Gate(plan, TorchNoise(randomness, device=given.device), randomness)
+    stage = Factorization(CLUSTERS, rounds, membership_steps=STEPS, clip_norm=BOUND)
 
     def done(_: Any) -> None:
         wait()
         ends.append(time.perf_counter())
 
-    state = {"center": center, "scale": scale}
-    gate = Gate(Randomness(0), source, plan)
-    run([stage], sites, gate, randomness=Randomness(0), state=state, on_round=done)
+    state = {"data_mean": center, "scale": scale}
+    backend = SimulatedSites(sites, gate, randomness)
+    run([stage], backend, randomness=randomness, state=state, on_round=done)
     times = [b - a for a, b in itertools.pairwise(ends[2:])]
     return {"least_s": min(times), "median_s": statistics.median(times)}
 

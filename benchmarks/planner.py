@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,13 @@ from joblib import Parallel, delayed
 from threadpoolctl import threadpool_limits
 
 from dpfedc import DPFedC
-from dpfedc.clustering.dp_fedc_planner import normalized_plan
-from dpfedc.clustering.run_plan import Choices, Federation
+from dpfedc.clustering.registry import method_named
+from dpfedc.clustering.run_plan import Federation
 from dpfedc.errors import DataUnavailable, UtilityWarning
 from dpfedc.kernels.metrics import clustering_accuracy
 from dpfedc.research.datasets import digits, mnist, tcga_mirna
 from dpfedc.research.partition import iid
+from dpfedc.research.spread import mean_and_error
 from dpfedc.settings import PrivacyTarget
 
 N_SITES, DELTA = 100, 1e-4
@@ -56,9 +56,10 @@ def variations(name: str, trust: str, epsilon: float) -> tuple[float, dict[str, 
     k, load = DATA[name]
     n, m = load(0).X.shape
     facts = Federation(m, np.full(N_SITES, n // N_SITES))
-    plan = normalized_plan(Choices(k), facts, PrivacyTarget(epsilon, DELTA, trust))
-    rounds = next(s.method.n_rounds for s in plan.stages if s.method.name == "factorisation")
-    subspace = any(s.method.name == "subspace" for s in plan.stages)
+    target = PrivacyTarget(epsilon, DELTA, trust)
+    plan = method_named("dp-fedc").plan({"n_clusters": k}, facts, target)
+    rounds = next(s.n_rounds for s in plan.stages if s.name == "factorisation")
+    subspace = any(s.name == "subspace" for s in plan.stages)
     return plan.noise_ratio, {
         "plan": {},
         "R/2": {"n_rounds": max(rounds // 2, 2)},
@@ -92,7 +93,7 @@ def main() -> None:
             for (label, _), value in zip(work, found, strict=True):
                 by_label[label].append(value)
             means = {label: float(np.mean(values)) for label, values in by_label.items()}
-            error = float(np.std(by_label["plan"], ddof=1) / math.sqrt(options.seeds))
+            _, error = mean_and_error(by_label["plan"])
             row = {"data": name, "trust": trust, "epsilon": epsilon, "kappa": kappa}
             rows.append({**row, **means, "error": error})
             if not lines:

@@ -29,6 +29,7 @@ from dpfedc.research.partition import iid
 from dpfedc.research.rivals.coreset_kmedian import CoresetKMedian
 from dpfedc.research.rivals.fuzzy_cmeans import FederatedFuzzyCMeans
 from dpfedc.research.rivals.kmeans_parallel import KMeansParallel
+from dpfedc.research.spread import mean_and_error
 
 N_SITES, FUZZIFIER = 100, 1.1
 DATA: dict[str, tuple[int, Callable[[int], Any]]] = {
@@ -103,8 +104,7 @@ def main() -> None:
                     mine = ours(k, seed).fit(data.X, sites=sites).labels_
                     theirs = reference(data.X, k, seed)
                 found.append([100 * clustering_accuracy(data.y, x) for x in (mine, theirs)])
-            mean = np.mean(found, axis=0)
-            error = np.std(found, axis=0, ddof=1) / np.sqrt(len(found))
+            mean, error = mean_and_error(found)
             rows.append({"data": name, "method": title, "accuracy": found})
             print(
                 f"| {name} | {title} | {mean[0]:.1f} ± {error[0]:.1f} "

@@ -21,7 +21,7 @@ def example(**changes):
         "directions": np.eye(3, 4),
         "center": np.array([0.5, 0.0, -1.0, 2.0]),
         "scale": 1.5,
-        "centres": np.arange(12.0).reshape(3, 4) / 10,
+        "centers": np.arange(12.0).reshape(3, 4) / 10,
         "by_membership": False,
         "penalty": Penalty(0.7, 0.1, 0.2),
         "steps": 20,
@@ -47,7 +47,7 @@ def same(one, other):
     "changes",
     [
         {},
-        {"scale": None, "centres": None, "by_membership": True, "feature_names": None},
+        {"scale": None, "centers": None, "by_membership": True, "feature_names": None},
         {"directions": np.eye(3, 5), "constant": 0.5},
         {"directions": np.eye(3, 4, dtype=np.float32), "center": np.zeros(4, np.float32)},
     ],
@@ -245,7 +245,7 @@ def test_nothing_is_written_of_a_model_that_cannot_be(tmp_path):
     [
         ({"scale": -1.0}, "scale must be > 0, got -1.0"),
         ({"steps": 0}, "steps must be >= 1, got 0"),
-        ({"centres": np.ones((3, 2))}, r"centres must have shape \(3, 4\), got \(3, 2\)"),
+        ({"centers": np.ones((3, 2))}, r"centers must have shape \(3, 4\), got \(3, 2\)"),
         ({"constant": 0.5}, r"directions must have shape \(3, 5\), got \(3, 4\)"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from array_api_compat import device as device_of
 from dpfedc.errors import DataUnavailable, InvalidInput
 from dpfedc.kernels import Array
 from dpfedc.kernels.cluster_sums import squared_distances
-from dpfedc.kernels.devices import moved
-from dpfedc.kernels.host import as_numpy
+from dpfedc.kernels.devices import as_numpy, moved
 from dpfedc.kernels.objective import membership_matrix
-from dpfedc.kernels.standardized import Standardized
+from dpfedc.kernels.row_views import Standardized
 from dpfedc.kernels.threads import rows_over_threads
 from dpfedc.settings import Penalty, require_integer, require_number
+from dpfedc.whole_files import write_whole
 
 Float = npt.NDArray[Any]
 
@@ -106,8 +107,8 @@ class ClusterModel:
         closeness = 1 / xp.clip(distances, min=float(xp.finfo(X.dtype).eps) ** 2)
         return closeness / xp.sum(closeness, axis=1, keepdims=True)
 
-    def write(self, path: Path) -> None:
-        """Write the model as an .npz file of plain arrays; nothing in it can run."""
+    def to_bytes(self) -> bytes:
+        """Return the model as an .npz file of plain arrays; nothing in it can run."""
         arrays: dict[str, Any] = {"directions": self.directions, "center": self.center}
         if self.centers is not None:
             arrays["centres"] = self.centers
@@ -122,9 +123,13 @@ class ClusterModel:
             "feature_names": self.feature_names,
             "about": dict(self.about),
         }
-        text = json.dumps(head)
-        with path.open("wb") as file:
-            np.savez(file, head=np.array(text), **arrays)
+        buffer = BytesIO()
+        np.savez(buffer, head=np.array(json.dumps(head)), **arrays)
+        return buffer.getvalue()
+
+    def write(self, path: Path) -> None:
+        """Write the model to a file, whole or not at all."""
+        write_whole(path, self.to_bytes())
 
     @classmethod
     def read(cls, path: Path) -> ClusterModel:

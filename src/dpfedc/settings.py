@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,80 @@ def require_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise InvalidInput(f"{name} must be one of {', '.join(choices)}, got {value!r}")
     return str(value)
+
+
+def plain(value: Any) -> Any:
+    """Return a NumPy scalar as the Python number it stands for; JSON knows no other."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def left_open(value: Any, free: tuple[str | None, ...]) -> bool:
+    """Return whether a setting has one of the values that leave it to the plan."""
+    return (value is None or isinstance(value, str)) and value in free
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a method: its default, what it may be, and who may set it.
+
+    `check(name, value, **limits)` returns the value or refuses it. `free` are values that leave the
+    choice to the plan. `most` names the public fact that limits it. What is not `deployed` is for
+    simulations alone.
+    """
+
+    default: Any
+    check: Callable[..., Any]
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    free: tuple[str | None, ...] = ()
+    most: str | None = None
+    deployed: bool = True
+
+    def checked(self, name: str, value: Any, facts: Any) -> Any:
+        """Return the value, or say what was expected of it."""
+        if left_open(value, self.free):
+            return value
+        limits = dict(self.limits)
+        if self.most is not None:
+            limits["most"] = getattr(facts, self.most)
+        return self.check(name, value, **limits)
+
+
+def whole(default: Any, least: int, **more: Any) -> Setting:
+    """Return a setting that counts something."""
+    return Setting(default, require_integer, {"least": least}, **more)
+
+
+def number(default: Any, *, free: tuple[str | None, ...] = (), **limits: Any) -> Setting:
+    """Return a setting that measures something."""
+    deployed = limits.pop("deployed", True)
+    return Setting(default, require_number, limits, free, deployed=deployed)
+
+
+def flag(default: bool) -> Setting:
+    """Return a setting that is on or off."""
+    return Setting(default, require_bool)
+
+
+def one_of(default: str, *choices: str) -> Setting:
+    """Return a setting with a few values."""
+    return Setting(default, require_choice, {"choices": choices})
+
+
+def anything(default: Any) -> Setting:
+    """Return a setting that the plan checks for itself."""
+    return Setting(default, lambda _, value: value)
+
+
+RUN_SETTINGS: Mapping[str, Setting] = {
+    "epsilon": number(1.0, free=(None,), least=MIN_EPSILON, most=MAX_EPSILON),
+    "delta": number(1e-5, least=MIN_DELTA, below=1),
+    "trust": one_of("local", *TRUST_MODELS),
+    "min_survivors": whole(None, 1, free=(None,)),
+    "colluding_sites": whole(0, 0),
+    "epsilon_per_round": flag(False),
+    "diagnostics": flag(False),
+}
+"""What estimators may be told of privacy and of the simulation, whatever their method."""
 
 
 @dataclass(frozen=True)

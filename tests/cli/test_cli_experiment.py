@@ -1,10 +1,12 @@
 """`dpfedc experiment` as a user meets it."""
 
+import re
+
 import pytest
 
 from dpfedc.research.experiments import experiment_spec, runner
 from support.command_line import outcome, read_csv
-from support.tiny_experiment import tiny
+from support.tiny_experiment import TINY, tiny
 
 
 @pytest.fixture
@@ -37,8 +39,22 @@ def test_run_resume_and_report(dpfedc, tmp_path):
     assert (code, err) == (0, "")
     assert out.strip() == "Report: results/report.html"
     page = (tmp_path / "results" / "report.html").read_text(encoding="utf-8")
-    assert "dpfedc experiment run table-1 --quick --jobs 1" in page
+    assert "dpfedc experiment run table-1 --quick --jobs 1" in re.sub("<[^>]+>", "", page)
     assert "quick: fewer seeds" in page
+
+
+def test_a_file_of_the_users_own_is_run(dpfedc, tmp_path):
+    (tmp_path / "mine.toml").write_text(TINY.replace('"tiny"', '"my-grid"'))
+    code, out, err = dpfedc("run", "mine.toml", "--quick", "--jobs", "1")
+    assert (code, err) == (0, "")
+    assert "5 of 5 runs finished now" in out
+    assert len(read_csv(tmp_path / "results" / "my-grid-quick" / "results.csv")) == 6
+    (tmp_path / "mine.toml").write_text("name = 3")
+    code, _, err = dpfedc("run", "mine.toml")
+    assert code == 2
+    assert err.startswith("dpfedc: error: mine.toml: the file must have")
+    code, _, err = dpfedc("run", "none.toml")
+    assert (code, err) == (2, "dpfedc: error: none.toml: No such file or directory\n")
 
 
 def test_output_names_the_folder(dpfedc, tmp_path):

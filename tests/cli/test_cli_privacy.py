@@ -162,7 +162,7 @@ def test_fit_is_private_unless_told_otherwise(fitted):
     assert "How much epsilon 1, delta 1e-05" in text
     page = (folder / "report.html").read_text()
     assert "simulated noise: not a private release</li>" in page
-    for name, *values in stage_rows(recorded_plan(record)):
+    for name, *values in stage_rows(record):
         inside = "".join(f"<td>{value}</td>" for value in values)
         assert f'<tr><th scope="row">{name}</th>{inside}</tr>' in page
 

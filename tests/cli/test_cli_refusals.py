@@ -9,7 +9,6 @@ import pytest
 
 from dpfedc.errors import UtilityWarning
 from dpfedc.estimators.dp_fedc import DPFedC
-from dpfedc.report import folder as results_folder
 from support.command_line import HEAD, ROLES, fitted_tables, patients, read_csv, write_csv
 
 OURS = {"model.npz", "centres.csv", "labels.csv", "run.jsonl", "report.html"}
@@ -225,10 +224,15 @@ def test_a_full_disk_leaves_the_earlier_run_as_it_was(dpfedc, table, tmp_path, m
     assert dpfedc("fit", table, *words)[0] == 0
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
-    def full(path, *_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    real, written = os.fsync, []
 
-    monkeypatch.setattr(results_folder, "write_centres", full)
+    def full(place):
+        written.append(place)
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "centres.csv")
+        real(place)
+
+    monkeypatch.setattr(os, "fsync", full)
     code, out, err = dpfedc("fit", table, *words, "--seed", 1)
     assert code == 2
     assert out.startswith("Plan: ")  # the disk was found full after the rounds

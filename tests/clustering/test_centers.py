@@ -7,24 +7,16 @@ import pytest
 
 from dpfedc.clustering.centers import COUNT_WEIGHT, MOVE_NOISE, Centers, Lengths
 from dpfedc.clustering.factorization import Factorization
-from dpfedc.clustering.stage import SiteBatch, Stage
 from dpfedc.clustering.standardize import Mean, Scale, Subspace
-from dpfedc.engine.simulated import Sites, run
+from dpfedc.engine.simulated import Sites
 from dpfedc.kernels.cluster_sums import relocated_centers
-from dpfedc.privacy.gate import Gate, RecordSum
-from dpfedc.privacy.sampling import sampled_by_slot
 from dpfedc.randomness import Randomness
 from dpfedc.settings import Penalty
+from support.runs import opened, ran, released
 
 K = 3
 RANDOMNESS = Randomness(4)
 PENALTY = Penalty(0.6, 0.1)
-
-
-def released(value):
-    batch = SiteBatch(np.ones((2, 1)), np.array([0, 2]), np.array([0]))
-    contribution = RecordSum(np.ones(2), 1.0, lambda weights: np.asarray(value))
-    return Gate(RANDOMNESS).release(contribution, batch, sampled_by_slot(batch, 1), stage="x", t=1)
 
 
 def after_factorization(ragged, constant, subspace):
@@ -33,24 +25,20 @@ def after_factorization(ragged, constant, subspace):
     sites = Sites.of(X, np.repeat(np.arange(12), np.diff(offsets)))
     before = [Mean(), Scale(), *([Subspace(2)] if subspace else [])]
     before.append(Factorization(K, 5, constant=constant))
-    state = run(
-        [Stage(method) for method in before], sites, Gate(RANDOMNESS), randomness=RANDOMNESS
-    )
-    return sites, state
+    return sites, ran(before, sites, RANDOMNESS)
 
 
-def contribution_of(method, sites, state, t=1):
-    state = method.start(state, sites.public, RANDOMNESS)
+def released_by(stage, sites, state, t=1):
+    """Return the state that the stage starts with, and what all sites release."""
+    state = stage.start(state, sites.public, RANDOMNESS)
     batch = sites.batch(np.arange(sites.n_sites), {})
-    batch.memory = method.prepare(batch, state, RANDOMNESS)
-    sample = sampled_by_slot(batch, 1)
-    contribution = method.local(batch, state, t, sample, RANDOMNESS)
-    out = Gate(RANDOMNESS).release(contribution, batch, sample, stage=method.name, t=t)
-    return state, contribution, out
+    batch.memory = stage.prepare(batch, state, RANDOMNESS)
+    _, out = opened(stage, batch, state, RANDOMNESS, t=t)
+    return state, out
 
 
 def plain_rows(X, state):
-    differences = [x - state["center"] for x in X]
+    differences = [x - state["data_mean"] for x in X]
     return np.array([d / max(float(state["scale"]), math.sqrt(sum(d**2))) for d in differences])
 
 
@@ -81,23 +69,23 @@ VIEWS = pytest.mark.parametrize(
 @VIEWS
 def test_lengths_are_summed_by_cluster(ragged, constant, subspace):
     sites, state = after_factorization(ragged, constant, subspace)
-    method = Lengths(K, penalty=PENALTY, constant=constant)
-    state, contribution, out = contribution_of(method, sites, state)
+    stage = Lengths(K, penalty=PENALTY, constant=constant)
+    state, out = released_by(stage, sites, state)
     W, expected, longest = state["W"], np.zeros((K, 2)), 0.0
     for x in seen_rows(sites.X, state, constant):
         label = label_by_membership(x, W)
         along = sum(x * W[label])
         longest = max(longest, abs(along))
         expected[label] += min(max(along, -1), 1), 1
-    assert contribution.bound == math.sqrt(2)
+    assert stage.sensitivity(state, 1) == math.sqrt(2)
     np.testing.assert_allclose(out.value, expected, atol=1e-9)
     assert (longest > 1) == (constant == 1.5)  # only then a length had to be clipped
-    after = method.combine(state, out, 1)
+    after = stage.combine(state, out, 1)
     directions = W @ state["basis"] if subspace else W[:, :5]
     for cluster, (total, count) in enumerate(expected):
         mean = min(max(total / max(count, 1), 0), 1)
         np.testing.assert_allclose(
-            after["best_centres"][cluster], mean * directions[cluster], atol=1e-9
+            after["best_centers"][cluster], mean * directions[cluster], atol=1e-9
         )
     np.testing.assert_allclose(after["counts"], expected[:, 1])
 
@@ -106,15 +94,15 @@ def test_noise_cannot_turn_or_stretch_a_center():
     W = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8], [0.0, -1.0]])
     noisy = [[-4.0, 10.0], [30.0, 10.0], [0.5, -7.0], [3.0, 4.0]]
     after = Lengths(4).combine({"W": W}, released(noisy), 1)
-    np.testing.assert_allclose(after["best_centres"], [[0, 0], [0, 1], [0.3, 0.4], [0, -0.75]])
+    np.testing.assert_allclose(after["best_centers"], [[0, 0], [0, 1], [0.3, 0.4], [0, -0.75]])
 
 
 @VIEWS
 @pytest.mark.parametrize("bounded", [True, False])
 def test_sums_counts_and_squares_by_cluster(ragged, constant, subspace, bounded):
     sites, state = after_factorization(ragged, constant, subspace)
-    method = Centers(K, penalty=PENALTY, constant=constant, bounded=bounded)
-    state, contribution, out = contribution_of(method, sites, state)
+    stage = Centers(K, penalty=PENALTY, constant=constant, bounded=bounded)
+    state, out = released_by(stage, sites, state)
     expected = np.zeros((K, 7))
     rows = plain_rows(sites.X, state)
     for seen, row in zip(seen_rows(sites.X, state, constant), rows, strict=True):
@@ -123,19 +111,19 @@ def test_sums_counts_and_squares_by_cluster(ragged, constant, subspace, bounded)
         expected[label_by_membership(seen, state["W"])] += phi
         assert math.sqrt(sum(phi**2)) <= math.sqrt(1 + 2 * COUNT_WEIGHT**2) * (1 + 1e-12)
     np.testing.assert_allclose(out.value, expected, atol=1e-9)
-    assert contribution.bound == (math.sqrt(1.5) if bounded else math.inf)
+    assert stage.sensitivity(state, 1) == (math.sqrt(1.5) if bounded else math.inf)
     # The first centres are the directions, among all features.
     first = state["W"] @ state["basis"] if subspace else state["W"][:, :5]
-    np.testing.assert_allclose(state["centres"], first)
+    np.testing.assert_allclose(state["centers"], first)
 
 
 def test_later_rounds_go_to_the_nearest_center(ragged):
     sites, state = after_factorization(ragged, 0.0, True)
-    method = Centers(K, n_rounds=4, refine=True, bounded=True)
-    state, _, out = contribution_of(method, sites, state, t=2)
+    stage = Centers(K, n_rounds=4, refine=True, bounded=True)
+    state, out = released_by(stage, sites, state, t=2)
     expected = np.zeros((K, 7))
     for row in plain_rows(sites.X, state):
-        label = np.argmin([sum((row - center) ** 2) for center in state["centres"]])
+        label = np.argmin([sum((row - center) ** 2) for center in state["centers"]])
         expected[label] += [*row, COUNT_WEIGHT, COUNT_WEIGHT * sum(row**2)]
     np.testing.assert_allclose(out.value, expected, atol=1e-9)
 
@@ -151,8 +139,8 @@ def statistics(means, counts, spread):
 def state_of(centers, n_rounds=5):
     directions = np.tile([0.0, 1.0], (n_rounds, len(centers), 1))
     return {
-        "centres": np.asarray(centers),
-        "best_centres": np.asarray(centers),
+        "centers": np.asarray(centers),
+        "best_centers": np.asarray(centers),
         "best_cost": np.asarray(np.inf),
         "directions": directions,
     }
@@ -163,9 +151,9 @@ def test_a_count_lost_in_noise_leaves_its_center():
     before = [[9.0, 9.0], [8.0, 8.0], [7.0, 7.0]]
     value = statistics([[0.1, 0.0], [0.2, 0.0], [0.3, 0.0]], [6.9, 7.1, 100], [1, 1, 1])
     after = Centers(3, bounded=True, noise_std=3.0).combine(state_of(before), released(value), 1)
-    np.testing.assert_allclose(after["centres"], [[9, 9], [0.2, 0], [0.3, 0]])
+    np.testing.assert_allclose(after["centers"], [[9, 9], [0.2, 0], [0.3, 0]])
     after = Centers(3, bounded=True).combine(state_of(before), released(value), 1)
-    np.testing.assert_allclose(after["centres"], [[0.1, 0], [0.2, 0], [0.3, 0]])
+    np.testing.assert_allclose(after["centers"], [[0.1, 0], [0.2, 0], [0.3, 0]])
     np.testing.assert_allclose(after["counts"], [6.9, 7.1, 100])
 
 
@@ -179,21 +167,21 @@ def test_a_center_is_moved_where_the_gain_stands_out_from_the_noise():
     slack = 15 - 1.5 * 0.25
     enough = slack * COUNT_WEIGHT / MOVE_NOISE
     for noise_std, moves in ((0.0, True), (0.99 * enough, True), (1.01 * enough, False)):
-        method = Centers(4, n_rounds=5, refine=True, bounded=True, noise_std=noise_std)
-        after = method.combine(state, value, 1)
+        stage = Centers(4, n_rounds=5, refine=True, bounded=True, noise_std=noise_std)
+        after = stage.combine(state, value, 1)
         expected = np.array(STUCK)
         if moves:
             expected = relocated_centers(
                 expected, np.array(COUNTS), np.array(SPREAD), state["directions"][0]
             )
             assert not np.allclose(expected, STUCK)
-        np.testing.assert_allclose(after["centres"], expected, atol=1e-9)
-        np.testing.assert_allclose(after["best_centres"], STUCK, atol=1e-12)
+        np.testing.assert_allclose(after["centers"], expected, atol=1e-9)
+        np.testing.assert_allclose(after["best_centers"], STUCK, atol=1e-12)
         assert float(after["best_cost"]) == pytest.approx(18.0)
 
 
 @pytest.mark.parametrize(("t", "n_rounds", "refine"), [(1, 2, True), (3, 4, True), (1, 5, False)])
 def test_no_center_is_moved_when_no_round_could_put_it_right(t, n_rounds, refine):
-    method = Centers(4, n_rounds=n_rounds, refine=refine)
-    after = method.combine(state_of(STUCK), released(statistics(STUCK, COUNTS, SPREAD)), t)
-    np.testing.assert_allclose(after["centres"], STUCK, atol=1e-12)
+    stage = Centers(4, n_rounds=n_rounds, refine=refine)
+    after = stage.combine(state_of(STUCK), released(statistics(STUCK, COUNTS, SPREAD)), t)
+    np.testing.assert_allclose(after["centers"], STUCK, atol=1e-12)

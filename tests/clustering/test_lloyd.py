@@ -9,14 +9,15 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from dpfedc.clustering.lloyd import LloydSums, SeedByDistance, spread_points
-from dpfedc.clustering.stage import Stage
-from dpfedc.engine.simulated import Sites, run
+from dpfedc.clustering.lloyd import LloydSums, spread_points
+from dpfedc.clustering.seeding import SeedByDistance
+from dpfedc.engine.simulated import Sites
 from dpfedc.errors import InvalidInput
 from dpfedc.estimators.federated_kmeans import DPLloyd, FederatedKMeans
 from dpfedc.kernels.metrics import clustering_accuracy
-from dpfedc.privacy.gate import Gate
+from dpfedc.privacy.open_gate import OpenGate
 from dpfedc.randomness import Randomness
+from support.runs import ran
 
 SMALL = "50 records are too few for a clustering at this epsilon"
 
@@ -59,10 +60,8 @@ def test_seeding_draws_in_proportion_to_the_squared_distance():
     sites = Sites.of(X, [0, 0, 1, 1])
     counts, expected = np.zeros((4, 4)), np.zeros((4, 4))
     for seed in range(4000):
-        randomness = Randomness(seed)
-        stages = [Stage(SeedByDistance(2))]
-        state = run(stages, sites, Gate(randomness), randomness=randomness)
-        first, second = (int(np.flatnonzero(X[:, 0] == c)[0]) for c in state["centres"][:, 0])
+        state = ran([SeedByDistance(2)], sites, Randomness(seed))
+        first, second = (int(np.flatnonzero(X[:, 0] == c)[0]) for c in state["centers"][:, 0])
         counts[first, second] += 1
     squares = (X - X.T) ** 2
     expected = 1000 * squares / squares.sum(axis=1, keepdims=True)
@@ -94,15 +93,14 @@ def test_dp_lloyd_promises_what_was_asked_and_finds_clear_clusters(trust, bound)
 def test_a_bound_that_moves_in_mid_stage_is_refused(rng):
     X = rng.normal(size=(30, 2))
     sites = Sites.of(X)
-    method, randomness = LloydSums(2, 2), Randomness(0)
-    state = method.start({"bound": np.asarray(3.0)}, sites.public, randomness)
+    stage, randomness = LloydSums(2, 2), Randomness(0)
+    state = stage.start({"bound": np.asarray(3.0)}, sites.public, randomness)
     batch = sites.batch(np.arange(1), {})
-    batch.memory = method.prepare(batch, state, randomness)
-    gate = Gate(randomness)
-    sample = gate.sample(batch, stage="lloyd", t=1)
-    method.local(batch, state, 1, sample, randomness)
+    batch.memory = stage.prepare(batch, state, randomness)
+    sample = OpenGate().sample(batch, stage="lloyd", t=1)
+    stage.local(batch, state, 1, sample, randomness)
     with pytest.raises(InvalidInput, match="the stage began with"):
-        method.local(batch, {**state, "bound": np.asarray(1e-3)}, 1, sample, randomness)
+        stage.local(batch, {**state, "bound": np.asarray(1e-3)}, 1, sample, randomness)
 
 
 def test_diagnostics_and_bad_input(rng):

@@ -1,6 +1,7 @@
 """The normalized variant's stages against plain loops over sites, records and steps."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -8,15 +9,16 @@ import pytest
 
 from dpfedc.clustering.centers import COUNT_WEIGHT, Centers
 from dpfedc.clustering.factorization import Factorization
-from dpfedc.clustering.stage import SiteBatch, Stage
+from dpfedc.clustering.local_steps import LocalSteps, largest_batch_ratio
 from dpfedc.clustering.standardize import Mean, Scale
-from dpfedc.engine.simulated import Sites, run
-from dpfedc.privacy.gate import Gate, RecordSum
+from dpfedc.engine.simulated import Sites
+from dpfedc.privacy.gate import Gate
+from dpfedc.privacy.noise import SimulatedNoise
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
-from dpfedc.privacy.sampling import largest_batch_ratio, sampled_by_slot
 from dpfedc.privacy.schedule import schedule
 from dpfedc.randomness import Randomness
 from dpfedc.settings import Penalty
+from support.runs import ran, released
 
 K, ROUNDS = 3, 6
 
@@ -67,66 +69,71 @@ def batch_ratio(sizes, extra_steps):
     return max(ratios)
 
 
-def oracle(X, offsets, method, per_round, randomness, q=1.0):
+def oracle(X, offsets, stage, per_round, randomness, q=1.0):
     """Return W after every round."""
-    _, _, rows = standardized(X, method.constant)
+    extra_steps = getattr(stage, "extra_steps", 0)
+    _, _, rows = standardized(X, stage.constant)
     W = randomness.generator("start").standard_normal((K, len(rows[0])))
-    W = np.maximum(W, 0) if method.clamp else W
+    W = np.maximum(W, 0) if stage.clamp else W
     W = W / np.linalg.norm(W, axis=1, keepdims=True)
     velocity, history = np.zeros_like(W), []
     sizes = np.diff(offsets)
     cohorts = schedule(
         len(sizes), per_round, ROUNDS, rng=randomness.generator("participation factorisation")
     )
-    penalty = method.penalty
+    penalty = stage.penalty
     for t, cohort in enumerate(cohorts, start=1):
-        Q2 = method.extra_steps // t + 1
-        rise = (penalty.orthogonality - method.first_orthogonality) / (ROUNDS - 1)
-        rho = method.first_orthogonality + rise * (t - 1)
-        eta = method.batch_ratio + penalty.centroid_ridge / 2
+        Q2 = extra_steps // t + 1
+        rise = (penalty.orthogonality - stage.first_orthogonality) / (ROUNDS - 1)
+        rho = stage.first_orthogonality + rise * (t - 1)
         total = np.zeros_like(W)
         for i in cohort:
             site = rows[offsets[i] : offsets[i + 1]]
-            H = [membership(x, W, method.membership_steps, rho, penalty.membership_ridge)
+            H = [membership(x, W, stage.membership_steps, rho, penalty.membership_ridge)
                  for x in site]  # fmt: skip
             parts = parts_of(i, len(site), t, Q2, q, randomness)
             if Q2 == 1:
                 for slot in parts[0]:
-                    total += clipped_gradient(site[slot], H[slot], W, method.clip_norm)
+                    total += clipped_gradient(site[slot], H[slot], W, stage.clip_norm)
                 continue
+            eta = stage.batch_ratio + penalty.centroid_ridge / 2
             local = W.copy()
             for part in parts:
                 gradient = penalty.centroid_ridge * local
                 for slot in part:
                     h = H[slot] / max(1.0, np.linalg.norm(H[slot]))
-                    g = clipped_gradient(site[slot], h, local, method.clip_norm)
+                    g = clipped_gradient(site[slot], h, local, stage.clip_norm)
                     gradient = gradient + g / (q * len(site) / Q2)
                 local = local - gradient / eta
             total += -eta / Q2 * q * len(site) * (local - W)
-        velocity = method.momentum * velocity + total / (q * sum(sizes[cohort]))
-        W = W - (1 - method.momentum) * method.step / method.clip_norm * velocity
-        W = np.maximum(W, 0) if method.clamp else W
+        velocity = stage.momentum * velocity + total / (q * sum(sizes[cohort]))
+        W = W - (1 - stage.momentum) * stage.step / stage.clip_norm * velocity
+        W = np.maximum(W, 0) if stage.clamp else W
         norms = np.linalg.norm(W, axis=1, keepdims=True)
         W = W / np.where(norms > 0, norms, 1)
         history.append(W)
     return history
 
 
-def rounds_of_the_library(X, offsets, method, per_round, gate, state=None):
+def rounds_of_the_library(X, offsets, stage, per_round, gate=None, state=None):
     """Return W after every round, and the last state."""
     history = []
 
     def keep(stage, batch, state):
-        if stage.method is method:
+        if stage.name == "factorisation":
             history.append(state["W"])
         return {}
 
-    state = run(
-        [Stage(Mean()), Stage(Scale()), Stage(method, per_round)],
-        Sites.of(X, np.repeat(np.arange(12), np.diff(offsets))),
-        gate, randomness=gate.randomness, state=state, on_round=lambda entry: None, diagnose=keep,
-    )  # fmt: skip
-    return history, state
+    stages = [Mean(), Scale(), replace(stage, sites_per_round=per_round)]
+    sites = Sites.of(X, np.repeat(np.arange(12), np.diff(offsets)))
+    return history, ran(stages, sites, Randomness(2), gate=gate, state=state, seen=keep)
+
+
+def factorization(extra_steps=0, batch_ratio=1.0, **settings):
+    """Return the rounds with or without steps of the sites' own."""
+    if not extra_steps:
+        return Factorization(K, ROUNDS, **settings)
+    return LocalSteps(K, ROUNDS, extra_steps=extra_steps, batch_ratio=batch_ratio, **settings)
 
 
 @pytest.mark.parametrize(
@@ -146,17 +153,16 @@ def rounds_of_the_library(X, offsets, method, per_round, gate, state=None):
 def test_rounds_agree_with_the_loops(ragged, settings, per_round):
     X, offsets = ragged
     sizes = np.diff(offsets)
-    ratio = batch_ratio(sizes, settings.get("extra_steps", 0))
-    method = Factorization(
-        K, ROUNDS, batch_ratio=ratio, **{"clip_norm": 0.1, "step": 1.0, **settings}
-    )
+    extra_steps = settings.get("extra_steps", 0)
+    ratio = batch_ratio(sizes, extra_steps)
+    stage = factorization(batch_ratio=ratio, **{"clip_norm": 0.1, "step": 1.0, **settings})
     assert ratio == pytest.approx(
-        largest_batch_ratio(sizes, method.extra_steps, ROUNDS, probability=1.0, failure=0.0)
+        largest_batch_ratio(sizes, extra_steps, ROUNDS, probability=1.0, failure=0.0)
     )
-    expected = oracle(X, offsets, method, per_round, Randomness(2))
-    history, state = rounds_of_the_library(X, offsets, method, per_round, Gate(Randomness(2)))
+    expected = oracle(X, offsets, stage, per_round, Randomness(2))
+    history, state = rounds_of_the_library(X, offsets, stage, per_round)
     center, scale, _ = standardized(X, 0.0)
-    np.testing.assert_allclose(state["center"], center, rtol=1e-12)
+    np.testing.assert_allclose(state["data_mean"], center, rtol=1e-12)
     np.testing.assert_allclose(state["scale"], scale, rtol=1e-12)
     assert len(history) == ROUNDS
     for got, W in zip(history, expected, strict=True):
@@ -164,10 +170,8 @@ def test_rounds_agree_with_the_loops(ragged, settings, per_round):
     assert np.abs(history[-1] - history[0]).max() > 1e-2
 
 
-class Silence:
+class Silence(SimulatedNoise):
     """A source of noise that adds none, to see what the noise would be added to."""
-
-    stamp = None
 
     def gaussian(self, shape, std, *, stage, t, sites):
         assert std > 0
@@ -179,36 +183,32 @@ class Silence:
 def test_rounds_with_sampled_records_agree_with_the_loops(ragged, extra_steps, per_round):
     X, offsets = ragged
     q = 0.4
-    method = Factorization(
-        K, ROUNDS, extra_steps=extra_steps, batch_ratio=3.0, clip_norm=0.1, step=1.0
-    )
+    stage = factorization(extra_steps, 3.0, clip_norm=0.1, step=1.0)
     releases = [PlannedRelease(name, 1, 12, 1, 1.0) for name in ("mean", "scale")]
     releases.append(PlannedRelease("factorisation", ROUNDS, per_round, ROUNDS, 1.0, q))
     plan = PrivacyPlan(tuple(releases), 1e-5, "local", 12)
     state = {"bound": np.asarray(1e3)}  # no record is clipped before the factorisation
-    gate = Gate(Randomness(2), Silence(), plan)
-    history, _ = rounds_of_the_library(X, offsets, method, per_round, gate, state)
-    expected = oracle(X, offsets, method, per_round, Randomness(2), q)
+    gate = Gate(plan, Silence(Randomness(2)), Randomness(2))
+    history, _ = rounds_of_the_library(X, offsets, stage, per_round, gate, state)
+    expected = oracle(X, offsets, stage, per_round, Randomness(2), q)
     for got, W in zip(history, expected, strict=True):
         np.testing.assert_allclose(got, W, atol=1e-8)
-    everyone = oracle(X, offsets, method, per_round, Randomness(2))
+    everyone = oracle(X, offsets, stage, per_round, Randomness(2))
     assert np.abs(history[-1] - everyone[-1]).max() > 1e-2  # some records were left out
 
 
 def centers_after(X, offsets, n_rounds, refine):
     """Run the default stages and return the state after every round of the last one."""
-    states, randomness = [], Randomness(4)
+    states = []
     last = Centers(K, n_rounds=n_rounds, refine=refine)
 
     def keep(stage, batch, state):
-        if stage.method is last:
+        if stage is last:
             states.append(state)
         return {}
 
     sites = Sites.of(X, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)))
-    stages = [Stage(Mean()), Stage(Scale()), Stage(Factorization(K, 10)), Stage(last)]
-    run(stages, sites, Gate(randomness), randomness=randomness,
-        on_round=lambda entry: None, diagnose=keep)  # fmt: skip
+    ran([Mean(), Scale(), Factorization(K, 10), last], sites, Randomness(4), seen=keep)
     return states
 
 
@@ -222,8 +222,8 @@ def test_the_first_round_of_centers_is_by_membership(ragged):
         members = rows[labels == cluster]
         assert state["counts"][cluster] == len(members)
         if len(members):
-            np.testing.assert_allclose(state["best_centres"][cluster], members.mean(axis=0))
-    means = state["best_centres"][labels]
+            np.testing.assert_allclose(state["best_centers"][cluster], members.mean(axis=0))
+    means = state["best_centers"][labels]
     assert float(state["best_cost"]) == pytest.approx(((rows - means) ** 2).sum())
 
 
@@ -231,28 +231,21 @@ def test_two_rounds_of_centers_are_a_step_of_lloyd(ragged):
     X, offsets = ragged
     first, second = centers_after(X, offsets, 2, refine=True)
     rows = np.array(standardized(X, 0.0)[2])
-    gaps = ((rows[:, None, :] - first["centres"][None]) ** 2).sum(axis=2)
+    gaps = ((rows[:, None, :] - first["centers"][None]) ** 2).sum(axis=2)
     labels = gaps.argmin(axis=1)
     np.testing.assert_array_equal(second["counts"], np.bincount(labels, minlength=K))
     for cluster in np.unique(labels):
         np.testing.assert_allclose(
-            second["centres"][cluster], rows[labels == cluster].mean(axis=0), atol=1e-12
+            second["centers"][cluster], rows[labels == cluster].mean(axis=0), atol=1e-12
         )
 
 
-def released(value):
-    batch = SiteBatch(np.ones((2, 1)), np.array([0, 2]), np.array([0]))
-    contribution = RecordSum(np.ones(2), 1.0, lambda weights: value)
-    gate, sample = Gate(Randomness(0)), sampled_by_slot(batch, 1)
-    return gate.release(contribution, batch, sample, stage="x", t=1)
-
-
 def test_a_move_that_makes_things_worse_is_taken_back():
-    method = Centers(2, n_rounds=4, refine=True)
+    stage = Centers(2, n_rounds=4, refine=True)
     best = np.array([[0.0], [1.0]])
     state = {
-        "centres": np.array([[0.2], [3.0]]),
-        "best_centres": best,
+        "centers": np.array([[0.2], [3.0]]),
+        "best_centers": best,
         "best_cost": np.asarray(5.0),
         "directions": np.ones((4, 2, 1)),
     }
@@ -260,15 +253,15 @@ def test_a_move_that_makes_things_worse_is_taken_back():
     half = COUNT_WEIGHT * counts
     worse = np.column_stack([sums, half, COUNT_WEIGHT * np.array([14.0, 15.0])])
     # The cost is 14 - 8 + 15 - 12 = 9.
-    after = method.combine(state, released(worse), 2)
-    np.testing.assert_array_equal(after["centres"], best)
-    np.testing.assert_array_equal(after["best_centres"], best)
+    after = stage.combine(state, released(worse), 2)
+    np.testing.assert_array_equal(after["centers"], best)
+    np.testing.assert_array_equal(after["best_centers"], best)
     assert float(after["best_cost"]) == 5
     np.testing.assert_array_equal(after["counts"], counts)
     better = np.column_stack([sums, half, COUNT_WEIGHT * np.array([9.0, 14.0])])  # 1 + 2 = 3
-    after = method.combine(state, released(better), 2)
-    np.testing.assert_array_equal(after["best_centres"], [[2.0], [2.0]])
-    np.testing.assert_array_equal(after["centres"], [[2.0], [2.0]])
+    after = stage.combine(state, released(better), 2)
+    np.testing.assert_array_equal(after["best_centers"], [[2.0], [2.0]])
+    np.testing.assert_array_equal(after["centers"], [[2.0], [2.0]])
     assert float(after["best_cost"]) == 3
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dpfedc.clustering.dp_fedc_planner import MAX_USABLE_NOISE, normalized_plan
+from dpfedc.clustering.dp_fedc_planner import DP_FEDC
 from dpfedc.clustering.plan_text import (
     budget_shares,
     multiplier,
@@ -15,11 +15,11 @@ from dpfedc.clustering.plan_text import (
     plan_in_words,
     ratio,
 )
-from dpfedc.clustering.run_plan import NO_NOISE, Choices, Federation
+from dpfedc.clustering.run_plan import MAX_USABLE_NOISE, NO_NOISE, Federation
 from dpfedc.privacy.accountant import gaussian_epsilon, gaussian_mu, plan_epsilon
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
 from dpfedc.privacy.statement import NOT_COVERED, number, rounded_up, split_subject
-from dpfedc.research.published.published_planner import AS_PUBLISHED, published_plan
+from dpfedc.research.published.published_planner import AS_PUBLISHED, PUBLISHED
 from dpfedc.settings import PrivacyTarget
 
 IMAGES = Federation(784, np.full(100, 100))
@@ -27,7 +27,7 @@ TABLE = Federation(4, np.array([900, 2000, 3100]))
 
 
 def words(facts, target, n_clusters=10, **choices):
-    plan = normalized_plan(Choices(n_clusters, **choices), facts, target)
+    plan = DP_FEDC.plan({"n_clusters": n_clusters, **choices}, facts, target)
     paragraphs = plan_in_words(plan, facts, target)
     pairs = [split_subject(text) for text in paragraphs]
     assert all(subject for subject, _ in pairs)
@@ -216,8 +216,8 @@ def test_a_plan_without_noise_promises_nothing():
 
 def test_the_published_variant_promises_nothing():
     target = PrivacyTarget(20.0, 1e-4)
-    choices = Choices(10, gradient_bound=1.0, n_rounds=7)
-    plan = published_plan(choices, IMAGES, mean_energy=1.0, target=target)
+    choices = {"n_clusters": 10, "gradient_bound": 1.0, "n_rounds": 7, "mean_energy": 1.0}
+    plan = PUBLISHED.plan(choices, IMAGES, target)
     told = dict(split_subject(text) for text in plan_in_words(plan, IMAGES, target))
     assert told["Promise"].startswith(
         f"none; the paper's noise for epsilon 20; {AS_PUBLISHED}; Theorem 3"

@@ -10,19 +10,21 @@ import pytest
 from dpfedc import DPFedC
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.restarts import Choice, Restarts
-from dpfedc.clustering.stage import Stage
 from dpfedc.clustering.standardize import Mean, Scale
 from dpfedc.engine import simulated
-from dpfedc.engine.simulated import Sites, run
+from dpfedc.engine.simulated import Sites
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.gate import Gate
+from dpfedc.privacy.noise import SimulatedNoise
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
 from dpfedc.randomness import Randomness
 from dpfedc.settings import Penalty
+from support.runs import opened, ran
 
-os.environ.setdefault("TRITON_INTERPRET", "1")  # for tests/test_torch.py, before Torch imports it
-PLACE = (Stage(Mean()), Stage(Scale()))
-METHODS = {
+# For tests/kernels/test_torch.py, before Torch imports Triton.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+PLACE = (Mean(), Scale())
+SEARCHES = {
     "plain": Factorization(3, 6),
     "with a constant": Factorization(
         3, 5, constant=0.5, momentum=0.5, penalty=Penalty(0.7, 0.1, 0.0)
@@ -45,13 +47,12 @@ def libraries():
 def final_state(X, ids, *stages):
     """Return the last state and the diagnostics of the rounds, without noise."""
     exact = []
-    state = run(
+    state = ran(
         stages,
         Sites.of(X, ids),
-        Gate(),
-        randomness=Randomness(3),
+        Randomness(3),
         on_round=lambda entry: exact.append(entry.diagnostics),
-        diagnose=lambda stage, batch, state: stage.method.diagnose(batch, state),
+        seen=lambda stage, batch, state: stage.diagnose(batch, state),
     )
     return state, exact
 
@@ -65,15 +66,15 @@ def federation(ragged):
 
 
 @pytest.mark.parametrize("make", [*libraries()])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SEARCHES)
 def test_every_start_of_a_batch_is_the_run_that_it_would_be_alone(federation, make, name):
     X, ids = federation
-    method, r = METHODS[name], 4
-    batch, told = final_state(make(X), ids, *PLACE, Stage(Restarts(method, r), 5))
+    search, r = SEARCHES[name], 4
+    batch, told = final_state(make(X), ids, *PLACE, Restarts(search, r, 5))
     alone = []
     for i in range(r):
-        single = replace(method, start_number=i)
-        state, exact = final_state(make(X), ids, *PLACE, Stage(single, 5))
+        single = replace(search, start_number=i, sites_per_round=5)
+        state, exact = final_state(make(X), ids, *PLACE, single)
         alone.append(exact[-1]["objective"])
         for key, one in (("starts", "W"), ("velocities", "velocity")):
             np.testing.assert_allclose(
@@ -86,16 +87,16 @@ def test_every_start_of_a_batch_is_the_run_that_it_would_be_alone(federation, ma
 @pytest.mark.parametrize("make", [*libraries()])
 def test_the_start_with_the_least_objective_is_kept(federation, make):
     X, ids = federation
-    restarts = Restarts(METHODS["plain"], 5)
-    state, _ = final_state(make(X), ids, *PLACE, Stage(restarts), Stage(Choice(restarts)))
+    restarts = Restarts(SEARCHES["plain"], 5)
+    state, _ = final_state(make(X), ids, *PLACE, restarts, Choice(restarts))
     sites = Sites.of(make(X), ids)
     batch = sites.batch(np.arange(sites.n_sites), {})
     singles, objectives = [], []
     for i in range(5):
-        method = Factorization(3, 6, start_number=i)
-        singles.append(final_state(make(X), ids, *PLACE, Stage(method))[0])
-        batch.memory = method.prepare(batch, singles[i], Randomness(0))
-        exact = replace(method, membership_steps=50).diagnose(batch, singles[i])
+        search = Factorization(3, 6, start_number=i)
+        singles.append(final_state(make(X), ids, *PLACE, search)[0])
+        batch.memory = search.prepare(batch, singles[i], Randomness(0))
+        exact = replace(search, membership_steps=50).diagnose(batch, singles[i])
         objectives.append(exact["objective"] * sites.n_sites)
     np.testing.assert_allclose(np.asarray(state["objectives"]), objectives, rtol=1e-9)
     best = singles[int(np.argmin(objectives))]
@@ -105,14 +106,15 @@ def test_the_start_with_the_least_objective_is_kept(federation, make):
 
 def test_a_batch_may_be_worked_through_in_parts(federation, monkeypatch):
     X, ids = federation
-    restarts = Restarts(METHODS["plain"], 3)
-    stages = (*PLACE, Stage(restarts, 5), Stage(Choice(restarts)))
+    restarts = Restarts(SEARCHES["plain"], 3, 5)
+    stages = (*PLACE, restarts, Choice(restarts))
     whole, _ = final_state(X, ids, *stages)
     monkeypatch.setattr(simulated, "PART_RECORDS", 60)
     parts, _ = final_state(X, ids, *stages)
     np.testing.assert_allclose(parts["W"], whole["W"], atol=1e-10)
     sites = Sites.of(X, ids)
-    light, heavy = (len(sites.split(np.arange(12), weight=w)) for w in (1, restarts.weight(X, {})))
+    factors = (1, restarts.memory_factor(X, {}))
+    light, heavy = (len(sites.split(np.arange(12), memory_factor=f)) for f in factors)
     assert heavy > light > 1, "a record counts for every start"
 
 
@@ -121,18 +123,15 @@ def test_a_record_that_overflows_is_null_in_every_start(federation):
     X = X.astype(np.float32)
     wild = X.copy()
     wild[7] = 1e30
-    method = Factorization(3, 1)
-    restarts = Restarts(method, 3)
+    search = Factorization(3, 1)
+    restarts = Restarts(search, 3)
     sites = Sites.of(wild, ids)
-    state = {"center": X.mean(axis=0), "scale": np.asarray(5.0, np.float32)}
+    state = {"data_mean": X.mean(axis=0), "scale": np.asarray(5.0, np.float32)}
     state = restarts.start(state, sites.public, Randomness(0))
     with np.errstate(over="ignore", invalid="ignore"):
         batch = sites.batch(np.arange(sites.n_sites), {})
         batch.memory = restarts.prepare(batch, state, Randomness(0))
-        gate = Gate()
-        sample = gate.sample(batch, stage="factorisation", t=1)
-        sums = restarts.local(batch, state, 1, sample, Randomness(0))
-        released = gate.release(sums, batch, sample, stage="factorisation", t=1)
+        sums, released = opened(restarts, batch, state, Randomness(0))
     assert np.isfinite(released.value).all()
     row = int(np.flatnonzero(sites.row_order == 7)[0])
     assert not np.isfinite(sums.norms[:, row]).any()
@@ -191,19 +190,18 @@ def test_diagnostics_of_a_batch(blobs):
 def test_a_gate_with_a_plan_charges_all_starts_and_refuses_the_choice(federation):
     """The planner refuses restarts with noise; were it not to, the gate would not be fooled."""
     X, ids = federation
-    sites, restarts = Sites.of(X, ids), Restarts(METHODS["plain"], 4)
+    sites, restarts = Sites.of(X, ids), Restarts(SEARCHES["plain"], 4)
     releases = tuple(PlannedRelease(name, 6, 12, 6, 1.0) for name in ("factorisation", "choice"))
-    gate = Gate(Randomness(0), None, PrivacyPlan(releases, 1e-5, "local", 12))
-    state = {"center": X.mean(axis=0), "scale": np.asarray(5.0)}
+    noise = SimulatedNoise(Randomness(0))
+    gate = Gate(PrivacyPlan(releases, 1e-5, "local", 12), noise, Randomness(0))
+    state = {"data_mean": X.mean(axis=0), "scale": np.asarray(5.0)}
     state = restarts.start(state, sites.public, Randomness(0))
     batch = sites.batch(np.arange(12), {})
     batch.memory = restarts.prepare(batch, state, Randomness(0))
-    for method, sensitivity in (
-        (restarts, 2 * METHODS["plain"].clip_norm),
-        (Choice(restarts), math.inf),
-    ):
-        sample = gate.sample(batch, stage=method.name, t=1)
-        contribution = method.local(batch, state, 1, sample, Randomness(0))
-        assert contribution.sensitivity == pytest.approx(sensitivity)
+    opened(restarts, batch, state, Randomness(0), gate=gate)
+    (event,) = gate.events
+    assert event.sensitivity == pytest.approx(2 * SEARCHES["plain"].clip_norm)
+    assert Choice(restarts).sensitivity(state, 1) == math.inf
     with pytest.raises(InvalidInput, match="'choice' must state a sensitivity"):
-        gate.release(contribution, batch, sample, stage="choice", t=1)
+        opened(Choice(restarts), batch, state, Randomness(0), gate=gate)
+    assert gate.events == [event]

@@ -5,35 +5,25 @@ import math
 import numpy as np
 import pytest
 
-from dpfedc.clustering.stage import Public, SiteBatch, Stage
+from dpfedc.clustering.stage import Public, SiteBatch
 from dpfedc.clustering.standardize import N_BINS, Bound, Mean, Scale, Subspace
-from dpfedc.engine.simulated import Sites, run
-from dpfedc.privacy.gate import Gate, RecordSum
-from dpfedc.privacy.sampling import sampled_by_slot
+from dpfedc.engine.simulated import Sites
 from dpfedc.randomness import Randomness
+from support.runs import opened, ran, released
 
 RANDOMNESS = Randomness(0)
 
 
-def released(value, n_records=10):
-    """Return a value as if sites with so many records had released it."""
-    batch = SiteBatch(np.ones((n_records, 1)), np.array([0, n_records]), np.array([0]))
-    contribution = RecordSum(np.ones(n_records), 1.0, lambda weights: np.asarray(value))
-    return Gate(RANDOMNESS).release(contribution, batch, sampled_by_slot(batch, 1), stage="x", t=1)
+def started(stage, state, n_features=3):
+    return stage.start(state, Public(n_features, np.array([10]), np.asarray), RANDOMNESS)
 
 
-def started(method, state, n_features=3):
-    return method.start(state, Public(n_features, np.array([10]), np.asarray), RANDOMNESS)
-
-
-def sum_of(method, state, X, present=None):
+def sum_of(stage, state, X, present=None):
     """Return what one site with records X would release, and the bound on one record."""
     batch = SiteBatch(X, np.array([0, len(X)]), np.array([0]), present)
-    batch.memory = method.prepare(batch, state, RANDOMNESS)
-    sample = sampled_by_slot(batch, 1)
-    contribution = method.local(batch, state, 1, sample, RANDOMNESS)
-    out = Gate(RANDOMNESS).release(contribution, batch, sample, stage=method.name, t=1)
-    return out.value, contribution.bound
+    batch.memory = stage.prepare(batch, state, RANDOMNESS)
+    _, out = opened(stage, batch, state, RANDOMNESS)
+    return out.value, stage.sensitivity(state, 1)
 
 
 def length(x):
@@ -81,10 +71,10 @@ def test_the_bound_is_the_end_of_the_highest_bin_that_counts():
 
 def test_a_declared_origin_is_kept():
     origin = np.array([1.0, 2.0, 3.0])
-    for method in (Bound(1.0), Mean()):
-        np.testing.assert_array_equal(started(method, {"origin": origin})["origin"], origin)
-    np.testing.assert_array_equal(started(Scale(), {"origin": origin})["center"], origin)
-    released_center = started(Scale(), {"origin": origin, "center": 2 * origin})["center"]
+    for stage in (Bound(1.0), Mean()):
+        np.testing.assert_array_equal(started(stage, {"origin": origin})["origin"], origin)
+    np.testing.assert_array_equal(started(Scale(), {"origin": origin})["data_mean"], origin)
+    released_center = started(Scale(), {"origin": origin, "data_mean": 2 * origin})["data_mean"]
     np.testing.assert_array_equal(released_center, 2 * origin)
 
 
@@ -110,7 +100,7 @@ def test_mean_and_scale_clip_every_record_to_the_bound(rng, bound):
     center = clipped_mean(X, origin, bound)
     np.testing.assert_allclose(value, 40 * (center - origin), atol=1e-12)
     state = Mean().combine(state, released(value, 40), 1)
-    np.testing.assert_allclose(state["center"], center, atol=1e-12)
+    np.testing.assert_allclose(state["data_mean"], center, atol=1e-12)
     value, sensitivity = sum_of(Scale(), state, X)
     assert sensitivity == bound
     scale = Scale().combine(state, released(value, 40), 1)["scale"]
@@ -126,16 +116,16 @@ def test_without_a_bound_nothing_is_clipped(rng):
     assert sensitivity == math.inf
     np.testing.assert_allclose(value, sum(X))
     state = Mean().combine(state, released(value, 20), 1)
-    np.testing.assert_allclose(state["center"], X.mean(axis=0))
+    np.testing.assert_allclose(state["data_mean"], X.mean(axis=0))
     _, sensitivity = sum_of(Scale(), state, X)
     assert sensitivity == math.inf
 
 
 def test_noise_cannot_carry_the_center_beyond_the_bound():
     state = {"origin": np.ones(2), "bound": np.asarray(2.0)}
-    center = Mean().combine(state, released([300.0, 400.0]), 1)["center"]
+    center = Mean().combine(state, released([300.0, 400.0]), 1)["data_mean"]
     np.testing.assert_allclose(center, [1 + 1.2, 1 + 1.6])
-    center = Mean().combine(state, released([3.0, 4.0]), 1)["center"]
+    center = Mean().combine(state, released([3.0, 4.0]), 1)["data_mean"]
     np.testing.assert_allclose(center, [1.3, 1.4])
 
 
@@ -144,12 +134,12 @@ def test_noise_cannot_carry_the_center_beyond_the_bound():
     [(-50.0, 8 * 2.0**-10), (0.0, 8 * 2.0**-10), (40.0, 1.3 * 4), (1e9, 1.3 * 8)],
 )
 def test_noise_cannot_make_the_scale_vanish_or_grow_without_limit(noisy, expected):
-    state = {"bound": np.asarray(8.0), "center": np.zeros(2)}
+    state = {"bound": np.asarray(8.0), "data_mean": np.zeros(2)}
     assert float(Scale().combine(state, released(noisy), 1)["scale"]) == pytest.approx(expected)
 
 
 def test_without_a_bound_the_scale_stays_above_zero():
-    scale = Scale().combine({"center": np.zeros(2)}, released(0.0), 1)["scale"]
+    scale = Scale().combine({"data_mean": np.zeros(2)}, released(0.0), 1)["scale"]
     assert 0 < float(scale) < 1e-100
     assert np.isfinite(float(scale) ** -2)
 
@@ -174,12 +164,12 @@ def test_the_subspace_holds_the_leading_directions(rng, n_dimensions):
     X = rng.standard_normal((60, 5)) * [3, 2, 1, 0.5, 0.1] + 7
     center, scale = X.mean(axis=0), 2.5
     rows = standardized(X, center, scale)
-    method = Subspace(n_dimensions)
-    state = started(method, {"center": center, "scale": np.asarray(scale)}, 5)
-    value, sensitivity = sum_of(method, state, X)
+    stage = Subspace(n_dimensions)
+    state = started(stage, {"data_mean": center, "scale": np.asarray(scale)}, 5)
+    value, sensitivity = sum_of(stage, state, X)
     assert sensitivity == 1
     np.testing.assert_allclose(value, sum(np.outer(row, row) for row in rows), atol=1e-12)
-    basis = method.combine(state, released(value, 60), 1)["basis"]
+    basis = stage.combine(state, released(value, 60), 1)["basis"]
     assert basis.shape == (n_dimensions, 5)
     assert_leading(basis, rows, n_dimensions)
 
@@ -200,8 +190,7 @@ def test_all_stages_in_a_row_equal_the_loops(ragged):
     X, offsets = ragged
     X[0] = 1e6  # one record far out neither sets the bound nor moves the rest
     sites = Sites.of(X, np.repeat(np.arange(12), np.diff(offsets)))
-    stages = [Stage(method) for method in (Bound(2.5), Mean(), Scale(), Subspace(2))]
-    state = run(stages, sites, Gate(RANDOMNESS), randomness=RANDOMNESS)
+    state = ran((Bound(2.5), Mean(), Scale(), Subspace(2)), sites, RANDOMNESS)
     lengths = [length(x) for x in X]
     counted = [
         upper_edge(place)
@@ -212,7 +201,7 @@ def test_all_stages_in_a_row_equal_the_loops(ragged):
     assert float(state["bound"]) == bound
     assert bound < 100
     center = clipped_mean(X, np.zeros(5), bound)
-    np.testing.assert_allclose(state["center"], center, rtol=1e-9)
+    np.testing.assert_allclose(state["data_mean"], center, rtol=1e-9)
     scale = clipped_scale(X, center, bound)
     assert float(state["scale"]) == pytest.approx(scale)
     assert_leading(state["basis"], standardized(X, center, scale), 2)

@@ -11,28 +11,25 @@ from dpfedc.clustering.standardize import standardized_memory
 from dpfedc.clustering.sums_and_gram import SumsAndGram
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels.objective import membership_curvature, membership_steps
-from dpfedc.privacy.gate import Gate
 from dpfedc.randomness import Randomness
+from support.runs import opened
 
 
 def test_a_round_is_least_squares_on_the_memberships():
     rng = np.random.default_rng(0)
     X, W = rng.normal(size=(60, 5)), rng.normal(size=(3, 5))
     W /= np.linalg.norm(W, axis=1, keepdims=True)
-    state = {"center": X.mean(axis=0), "scale": np.asarray(2.0), "W": W, "velocity": W * 0}
-    method = SumsAndGram(3, 1, ridge=1e-12)
+    state = {"data_mean": X.mean(axis=0), "scale": np.asarray(2.0), "W": W, "velocity": W * 0}
+    stage = SumsAndGram(3, 1, ridge=1e-12)
     batch = SiteBatch(X, np.array([0, 20, 60]), np.arange(2))
     batch.memory = standardized_memory(batch, state, 0.0)
-    gate, randomness = Gate(Randomness(0)), Randomness(0)
-    sample = gate.sample(batch, stage=method.name, t=1)
-    contribution = method.local(batch, state, 1, sample, randomness)
-    released = gate.release(contribution, batch, sample, stage=method.name, t=1)
-    found = method.combine(state, released, 1)["W"]
+    _, released = opened(stage, batch, state, Randomness(0))
+    found = stage.combine(state, released, 1)["W"]
 
     away = X - X.mean(axis=0)
     Z = away / np.maximum(np.linalg.norm(away, axis=1, keepdims=True), 2.0)
-    M = membership_curvature(W, rho=method.orthogonality(1), mu_h=0.0)
-    H = membership_steps(Z @ W.T, M, method.membership_steps)
+    M = membership_curvature(W, rho=stage.orthogonality(1), mu_h=0.0)
+    H = membership_steps(Z @ W.T, M, stage.membership_steps)
     H = H / np.maximum(np.linalg.norm(H, axis=1, keepdims=True), 1.0)
     expected, *_ = np.linalg.lstsq(H, Z, rcond=None)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)

@@ -1,6 +1,7 @@
 """What coordinator and sites agree on: canonical, complete, and believed by nobody."""
 
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -8,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfedc.deployment.agreement import Agreement, Site
+import dpfedc
+from dpfedc.deployment.agreement import FORMAT, Agreement, Site
+from dpfedc.deployment.keys import public_key
 from dpfedc.deployment.proposal import proposed_by_toml
-from dpfedc.deployment.receipts import public_key
 from dpfedc.deployment.terms import terms
 from dpfedc.errors import DPFedCError, InvalidInput
 from dpfedc.privacy.accountant import plan_epsilon
@@ -74,7 +76,7 @@ def test_any_difference_is_another_run():
     "change",
     [
         {"unknown": 1},
-        {"format": "dpfedc-agreement-2"},
+        {"format": "dpfedc-agreement-1"},
         {"method": "k-fed"},
         {"settings": {"n_clusters": 3, "extra_steps": 2}},
         {"settings": {"n_clusters": 3, "batch_size": 2}},
@@ -163,9 +165,23 @@ def test_a_site_computes_the_noise_again_and_refuses_another():
         with_noise(agreement, 1 - 5e-4).verified()
 
 
-def test_another_version_is_refused():
-    with pytest.raises(InvalidInput, match="version must be"):
-        _ = replace(agreed(), version="0.0.0").plan
+def test_another_format_is_refused_by_name():
+    for other in ("dpfedc-agreement-1", "dpfedc-agreement-3", 2, None):
+        with pytest.raises(InvalidInput, match=f"must be {FORMAT}, got '{other}'"):
+            Agreement.from_json(changed(agreed(), format=other))
+
+
+def test_packages_of_different_versions_can_agree(monkeypatch):
+    """The terms have a format of their own, so no release of the package parts a federation."""
+    agreement = agreed()
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "dpfedc" and hasattr(module, "__version__"):
+            monkeypatch.setattr(module, "__version__", "999.9")
+    assert dpfedc.__version__ == "999.9"
+    newer = agreed()
+    assert newer.to_json() == agreement.to_json()
+    again = Agreement.from_json(agreement.to_json())
+    assert again.verified() == newer.digest == agreement.digest
 
 
 def test_secure_noise_needs_sums_that_cannot_wrap():

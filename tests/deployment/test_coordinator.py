@@ -6,44 +6,17 @@ import numpy as np
 import pytest
 
 from dpfedc.clustering.centers import Centers
-from dpfedc.clustering.registry import proved_model
 from dpfedc.deployment.coordinator import Coordinator, TooFewAnswers
+from dpfedc.deployment.keys import is_signed, new_key
 from dpfedc.deployment.messages import Answer, Refusal, Request, packed, unpacked
-from dpfedc.deployment.receipts import is_signed, new_key
 from dpfedc.engine.run_record import RunRecord
-from dpfedc.engine.simulated import Sites, run
 from dpfedc.errors import InvalidInput
 from dpfedc.model_file import ClusterModel
 from dpfedc.privacy.accountant import plan_epsilon
 from dpfedc.privacy.exact import Upload
-from dpfedc.privacy.gate import Gate, received
-from dpfedc.privacy.noise import SIMULATED, SimulatedNoise
-from dpfedc.randomness import Randomness
-from support.deployment import SIZES, MemoryTransport, agreed, by_site, records
-
-
-class NoiseOfEach(SimulatedNoise):
-    """The sum of the noises that the sites would each draw alone: what separate sites add."""
-
-    def gaussian(self, shape, std, *, stage, t, sites):
-        alone = std / len(sites) ** 0.5
-        draws = [super(NoiseOfEach, self).gaussian(shape, alone, stage=stage, t=t, sites=[i])
-                 for i in sites]  # fmt: skip
-        return np.sum(draws, axis=0)
-
-
-def simulated(agreement):
-    """Return the model of the same run in one process."""
-    randomness = Randomness(agreement.seed)
-    ids = np.repeat(np.arange(len(SIZES)), list(SIZES.values()))
-    gate = Gate(randomness, NoiseOfEach(randomness), agreement.privacy)
-    sites = Sites.of(records(), ids)
-    state = run(
-        agreement.plan.stages, sites, gate, randomness=randomness, state=dict(agreement.declared)
-    )
-    return proved_model(
-        agreement.method, agreement.settings, agreement.plan, state, feature_names=None, about={}
-    )
+from dpfedc.privacy.gate import ReleaseEvent, received
+from dpfedc.privacy.noise import SIMULATED
+from support.deployment import SIZES, MemoryTransport, agreed, by_site, in_one_process
 
 
 @pytest.mark.parametrize(
@@ -61,7 +34,7 @@ def simulated(agreement):
 def test_separate_sites_find_what_the_simulator_finds(tmp_path, method, settings):
     agreement = agreed(method, settings=settings)
     result = MemoryTransport(agreement, tmp_path).coordinator().run()
-    expected = simulated(agreement)
+    expected = in_one_process(agreement, by_site().values())
     np.testing.assert_allclose(
         result.model.cluster_centers, expected.cluster_centers, rtol=0, atol=1e-6
     )
@@ -73,7 +46,7 @@ def test_sampled_records_are_those_of_the_simulator(tmp_path):
         "dp-fedc", epsilon=4.0, settings={"sampling_probability": 0.5, "norm_bound": 12.0}
     )
     result = MemoryTransport(agreement, tmp_path).coordinator().run()
-    expected = simulated(agreement)
+    expected = in_one_process(agreement, by_site().values())
     np.testing.assert_allclose(result.model.directions, expected.directions, rtol=0, atol=1e-6)
 
 
@@ -138,10 +111,10 @@ def test_sums_of_fewer_sites_are_divided_by_their_own_records(tmp_path):
 
 def test_a_round_with_fewer_records_is_not_the_best_for_that():
     """Costs are compared per record: half the records cost half as much, and are no better."""
-    method = Centers(1, n_rounds=3, refine=True, bounded=True)
+    stage = Centers(1, n_rounds=3, refine=True, bounded=True)
     state = {
-        "centres": np.zeros((1, 1)),
-        "best_centres": np.full((1, 1), 0.5),
+        "centers": np.zeros((1, 1)),
+        "best_centers": np.full((1, 1), 0.5),
         "best_cost": np.asarray(10.0),
         "best_records": np.asarray(100.0),
         "directions": np.ones((3, 1, 1)),
@@ -149,7 +122,8 @@ def test_a_round_with_fewer_records_is_not_the_best_for_that():
 
     def after(cost, n):
         values = np.array([[0.0, n, cost]]) * [1, 0.5, 0.5]
-        return method.combine(state, received([Upload(values)], 1, n), 2)
+        event = ReleaseEvent("centres", 2, n_sites=1, n_records=n)
+        return stage.combine(state, received([Upload(values)], event), 2)
 
     assert float(after(8.0, 50)["best_cost"]) == 10.0
     assert float(after(4.0, 50)["best_cost"]) == 4.0

@@ -183,7 +183,7 @@ def test_two_processes_that_look_at_the_same_time_release_once(tmp_path, monkeyp
         return found
 
     monkeypatch.setattr(Ledger, "answer", look)
-    arrays = {"origin": np.zeros(3), "bound": np.array(12.0), "centres": np.eye(3)}
+    arrays = {"origin": np.zeros(3), "bound": np.array(12.0), "centers": np.eye(3)}
     data = Request(agreement.digest, "berlin", "lloyd", 1, arrays).to_bytes()
     answers, refusals = [], []
 

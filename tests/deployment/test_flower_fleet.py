@@ -286,7 +286,7 @@ def test_no_code_is_fetched_let_alone_run(fleet, tmp_path):
 
 
 def test_a_call_that_is_too_long_is_refused_before_it_is_read(fleet, monkeypatch):
-    monkeypatch.setattr(fleet_server, "MOST_BYTES", 1000)
+    monkeypatch.setattr(fleet_server, "MAX_BYTES", 1000)
 
     def status(content):
         return fleet.web.post("/v1/fleet/pull-messages", content=content).status_code

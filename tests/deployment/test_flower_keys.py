@@ -5,6 +5,7 @@ import ssl
 import pytest
 from cryptography import x509
 
+from dpfedc.deployment.certificates import write_server_certificates
 from dpfedc.deployment.keys import (
     fingerprint,
     is_signed_answer,
@@ -12,7 +13,6 @@ from dpfedc.deployment.keys import (
     read_site_key,
     require_private,
     sign_answer,
-    write_server_certificates,
     write_site_key,
 )
 from dpfedc.errors import DataUnavailable, InvalidInput

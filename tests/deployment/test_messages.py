@@ -144,6 +144,14 @@ def test_a_head_that_is_not_as_it_must_be(change):
     assert Request.from_bytes(message({**PLACE, "arrays": []})).t == 1
 
 
+@pytest.mark.parametrize("magic", [b"dpfedc 1", b"dpfedc 3"])
+def test_another_protocol_is_refused_by_name(magic):
+    data = magic + REQUEST.to_bytes()[len(MAGIC) :]
+    expected = rf"must start with {MAGIC!r}, got {magic!r}"
+    with pytest.raises(InvalidInput, match=expected):
+        Request.from_bytes(data)
+
+
 def test_deep_and_huge_heads_are_refused():
     for text in (b"[" * 60_000, b"9" * 60_000, b'{"a":' * 9_000):
         with pytest.raises(InvalidInput):

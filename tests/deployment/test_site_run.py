@@ -5,23 +5,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpfedc.clustering.registry import proved_plan
+from dpfedc.clustering.registry import method_named
 from dpfedc.clustering.run_plan import Federation
+from dpfedc.clustering.stage import SiteBatch
 from dpfedc.deployment.exchanges import exchanges
+from dpfedc.deployment.keys import new_key, signed
 from dpfedc.deployment.messages import Answer, Request, digest
-from dpfedc.deployment.receipts import new_key, signed
 from dpfedc.deployment.site_run import SiteRun
 from dpfedc.errors import DPFedCError, InvalidInput, Refused
 from dpfedc.privacy.exact import SENSITIVITY
 from dpfedc.privacy.ledger import GaussianCap, Head, Ledger
+from dpfedc.privacy.sampling import RoundSample
+from dpfedc.randomness import Randomness
 from dpfedc.settings import PrivacyTarget
 from support.deployment import KEY, SIZES, agreed, by_site, new_ledger, node
 
-LLOYD = {"origin": np.zeros(3), "bound": np.array(12.0), "centres": np.eye(3)}
+LLOYD = {"origin": np.zeros(3), "bound": np.array(12.0), "centers": np.eye(3)}
 FACTORISATION = {
     "origin": np.zeros(3),
     "bound": np.array(12.0),
-    "center": np.array([2.0, 3.0, 1.0]),
+    "data_mean": np.array([2.0, 3.0, 1.0]),
     "scale": np.array(6.0),
     "W": np.eye(3),
 }
@@ -71,7 +74,7 @@ def test_another_request_for_the_same_round_is_refused(ledger):
     site = node(agreement, "berlin", ledger)
     site.answer(request(agreement))
     with pytest.raises(Refused, match="another request"):
-        site.answer(request(agreement, arrays={**LLOYD, "centres": 2 * np.eye(3)}))
+        site.answer(request(agreement, arrays={**LLOYD, "centers": 2 * np.eye(3)}))
     assert charged(ledger) == 1
 
 
@@ -95,11 +98,11 @@ def test_rounds_go_forward_only(ledger):
         {"arrays": {}},
         {"arrays": {"origin": np.zeros(3), "bound": np.array(12.0)}},
         {"arrays": {**LLOYD, "more": np.zeros(3)}},
-        {"arrays": {**LLOYD, "centres": np.eye(4)}},
-        {"arrays": {**LLOYD, "centres": np.eye(3)[None]}},
-        {"arrays": {**LLOYD, "centres": np.full((3, 3), np.nan)}},
-        {"arrays": {**LLOYD, "centres": np.full((3, 3), np.inf)}},
-        {"arrays": {**LLOYD, "centres": np.eye(3).astype(np.uint64)}},
+        {"arrays": {**LLOYD, "centers": np.eye(4)}},
+        {"arrays": {**LLOYD, "centers": np.eye(3)[None]}},
+        {"arrays": {**LLOYD, "centers": np.full((3, 3), np.nan)}},
+        {"arrays": {**LLOYD, "centers": np.full((3, 3), np.inf)}},
+        {"arrays": {**LLOYD, "centers": np.eye(3).astype(np.uint64)}},
         {"arrays": {**LLOYD, "origin": np.ones(3)}},
         {"arrays": {**LLOYD, "bound": np.array(0.0)}},
         {"arrays": {**LLOYD, "bound": np.array(-1.0)}},
@@ -119,8 +122,8 @@ def test_a_wrong_request_is_refused_and_costs_nothing(ledger, changes):
     [
         {"W": 3 * np.eye(3)},
         {"W": np.eye(3)[:2]},
-        {"center": np.full(3, 100.0)},
-        {"center": np.full(3, 1e308)},
+        {"data_mean": np.full(3, 100.0)},
+        {"data_mean": np.full(3, 1e308)},
         {"scale": np.array(0.0)},
         {"scale": np.array(1e-9)},
         {"scale": np.array(1e9)},
@@ -250,9 +253,9 @@ class TestRecords:
         known = {**LLOYD, **FACTORISATION}
         for exchange in agreement.exchanges:
             arrays = {name: known[name] for name in exchange.broadcast}
-            data = request(agreement, exchange.method.name, arrays=arrays)
+            data = request(agreement, exchange.stage.name, arrays=arrays)
             upload = Answer.from_bytes(site.answer(data)).upload
-            assert upload.values.shape == exchange.upload
+            assert upload.values.shape == exchange.form.shape
             assert np.isfinite(upload.values.astype(float)).all()
 
     def test_a_record_that_is_not_finite_counts_as_null(self, tmp_path, ledger):
@@ -316,22 +319,26 @@ def test_work_that_fails_says_nothing_and_stays_charged(ledger, monkeypatch):
         ("dp-fedc", {"center": False, "scale": False, "norm_bound": 12.0}),
     ],
 )
-def test_the_declared_shapes_are_those_of_the_methods(method, settings):
-    """The table of exchanges against what methods make of a public state."""
+def test_the_declared_forms_are_those_of_the_contributions(method, settings):
+    """What stages say of their uploads against what they make of a public state."""
     agreement = agreed(method, settings=settings)
     rng = np.random.default_rng(0)
     for exchange in agreement.exchanges:
-        state = {name: rng.random(shape) + 0.1 for name, shape in exchange.broadcast.items()}
-        terms = exchange.form(state, 1).terms
-        assert terms(slice(0, 1)).shape[1:] == exchange.upload
+        state = {name: rng.random(e.shape) + 0.1 for name, e in exchange.broadcast.items()}
+        stage, batch = exchange.stage, SiteBatch(np.zeros((1, 3)), np.array([0, 1]), np.array([0]))
+        batch.memory = stage.prepare(batch, state, Randomness(0))
+        made = stage.local(batch, state, 1, RoundSample(1.0, 1), Randomness(0))
+        assert made.terms(slice(0, 1)).shape[1:] == exchange.form.shape
+        assert made.total(np.ones(1)).shape == exchange.form.shape
+        assert made.symmetric == exchange.form.symmetric
 
 
 def test_what_makes_no_exact_sum_cannot_be_deployed():
     facts = Federation(3, np.array([50, 50]))
     target = PrivacyTarget(5.0, 1e-5)
-    plan = proved_plan("dp-fedc", {"n_clusters": 3, "extra_steps": 2}, facts, target)
-    with pytest.raises(InvalidInput, match="extra_steps must be 0"):
-        exchanges(plan, 3, 2, declared_bound=False)
-    exact = proved_plan("federated-k-means", {"n_clusters": 3}, facts, None)
-    with pytest.raises(InvalidInput, match="'seeding' has no proof"):
-        exchanges(exact, 3, 2, declared_bound=False)
+    plan = method_named("dp-fedc").plan({"n_clusters": 3, "extra_steps": 2}, facts, target)
+    with pytest.raises(InvalidInput, match=r"'factorisation'.*extra_steps must be 0"):
+        exchanges(plan.stages, {}, 3)
+    exact = method_named("federated-k-means").plan({"n_clusters": 3}, facts, None)
+    with pytest.raises(InvalidInput, match="'seeding' must release one exact sum"):
+        exchanges(exact.stages, {}, 3)

@@ -49,9 +49,9 @@ def offered(desk, agreement):
 
 def first_request(agreement, site="berlin"):
     exchange = agreement.exchanges[0]
-    method = exchange.method
-    state = method.start(agreement.declared, agreement.public, None)
-    return Request(agreement.digest, site, method.name, 1, exchange.sent(state)).to_bytes()
+    stage = exchange.stage
+    state = stage.start(agreement.declared, agreement.public, None)
+    return Request(agreement.digest, site, stage.name, 1, exchange.sent(state)).to_bytes()
 
 
 def charges(folder):

@@ -15,9 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
-from test_coordinator import NoiseOfEach
 
-from dpfedc.clustering.registry import proved_model
 from dpfedc.deployment.agreement import Agreement
 from dpfedc.deployment.control import answered
 from dpfedc.deployment.flower.fleet_client import FleetClient, attend
@@ -27,12 +25,10 @@ from dpfedc.deployment.messages import packed
 from dpfedc.deployment.runs import stored_agreement
 from dpfedc.deployment.server_folder import ServerFolder
 from dpfedc.engine.run_record import RunRecord
-from dpfedc.engine.simulated import Sites, run
 from dpfedc.model_file import ClusterModel
-from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.ledger import Ledger
-from dpfedc.randomness import Randomness
 from processes import ENVIRONMENT, PATIENCE, Federation, Listener, wait_until
+from support.deployment import in_one_process
 from support.ports import reserved_port
 
 pytestmark = pytest.mark.e2e
@@ -104,27 +100,9 @@ def folder_of(federation, agreement):
     return federation.home / "server" / "runs" / agreement.digest
 
 
-def in_one_process(agreement):
-    """Return the model of the same run in the simulator."""
-    randomness = Randomness(agreement.seed)
-    parts = list(dealt().values())
-    X, ids = np.vstack(parts), np.repeat(range(len(parts)), [len(part) for part in parts])
-    gate = Gate(randomness, NoiseOfEach(randomness), agreement.privacy)
-    state = run(
-        agreement.plan.stages,
-        Sites.of(X, ids),
-        gate,
-        randomness=randomness,
-        state=dict(agreement.declared),
-    )
-    return proved_model(
-        agreement.method, agreement.settings, agreement.plan, state, feature_names=None, about={}
-    )
-
-
 def assert_as_in_one_process(federation, agreement):
     model = ClusterModel.read(folder_of(federation, agreement) / "model.npz")
-    expected = in_one_process(agreement)
+    expected = in_one_process(agreement, dealt().values())
     assert isinstance(agreement, Agreement)
     np.testing.assert_allclose(model.cluster_centers, expected.cluster_centers, rtol=0, atol=1e-6)
     np.testing.assert_allclose(model.directions, expected.directions, rtol=0, atol=1e-6)

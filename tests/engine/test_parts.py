@@ -6,14 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfedc import DPFedC
+from dpfedc.clustering.stage import SiteBatch
 from dpfedc.engine import simulated
 from dpfedc.engine.simulated import Sites
-from dpfedc.errors import DPFedCError, InvalidInput
+from dpfedc.errors import DPFedCError, InvalidInput, Refused
+from dpfedc.kernels.row_views import Columns, Standardized
 from dpfedc.kernels.rows import Runs, by_columns, chosen_rows, in_runs, weighted_rows
-from dpfedc.kernels.standardized import Standardized
-from dpfedc.privacy.gate import Gate, RecordSum
+from dpfedc.privacy.gate import Gate
+from dpfedc.privacy.noise import SimulatedNoise
+from dpfedc.privacy.open_gate import OpenGate
+from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
 from dpfedc.privacy.sampling import RoundSample
-from support.noise_checks import empty_batch, gate_of, plan_of
+from dpfedc.privacy.sums import OuterSum
+from dpfedc.randomness import Randomness
 
 
 @settings(deadline=None)
@@ -90,14 +95,14 @@ def test_a_light_method_has_large_parts_only_of_neighbours(monkeypatch):
     """Where sites are not neighbours an accelerator copies their records."""
     monkeypatch.setattr(simulated, "PART_RECORDS", 100)
     sites = Sites.of(np.zeros((400, 1)), np.arange(400) // 10)
-    assert len(sites.split(np.arange(40), weight=1 / 16)) == 1
-    assert len(sites.split(np.arange(40), weight=1.0)) == 4
-    assert len(sites.split(np.arange(0, 40, 2), weight=1 / 16)) == 2
+    assert len(sites.split(np.arange(40), memory_factor=1 / 16)) == 1
+    assert len(sites.split(np.arange(40), memory_factor=1.0)) == 4
+    assert len(sites.split(np.arange(0, 40, 2), memory_factor=1 / 16)) == 2
 
 
-def fitted(monkeypatch, part, least_run, **options):
+def fitted(monkeypatch, part, min_run, **options):
     monkeypatch.setattr(simulated, "PART_RECORDS", part)
-    monkeypatch.setattr("dpfedc.kernels.rows.LEAST_RUN", least_run)
+    monkeypatch.setattr("dpfedc.kernels.rows.MIN_RUN", min_run)
     rng = np.random.default_rng(0)
     X = rng.standard_normal((600, 4)) + 6 * rng.standard_normal((3, 4))[rng.integers(3, size=600)]
     sites = rng.integers(12, size=600)
@@ -116,57 +121,66 @@ def fitted(monkeypatch, part, least_run, **options):
         {"epsilon": 9.0, "subspace": 2},
     ],
 )
-@pytest.mark.parametrize(("part", "least_run"), [(1, 10**9), (130, 1)])
-def test_a_fit_does_not_depend_on_its_parts(monkeypatch, options, part, least_run):
+@pytest.mark.parametrize(("part", "min_run"), [(1, 10**9), (130, 1)])
+def test_a_fit_does_not_depend_on_its_parts(monkeypatch, options, part, min_run):
     """Parts and places change the rounding alone: noise and coins go by stage, round and site."""
     whole = fitted(monkeypatch, 10**9, 10**9, **options)
-    parts = fitted(monkeypatch, part, least_run, **options)
+    parts = fitted(monkeypatch, part, min_run, **options)
     np.testing.assert_allclose(parts.cluster_centers_, whole.cluster_centers_, atol=1e-6)
     events = [[r.release for r in m.history_.rounds] for m in (whole, parts)]
     assert events[0] == events[1]
 
 
-def part_of(sites, *, bound=1.0, q=1.0):
-    batch = empty_batch(sites)
-    total = RecordSum(np.zeros(batch.n_records), bound, lambda w: np.zeros(3))
+def part_of(sites, *, q=1.0, symmetric=False):
+    """Return what sites with one record of zeros each contribute."""
+    n = len(sites)
+    batch = SiteBatch(np.zeros((n, 1)), np.arange(n + 1), np.asarray(sites))
+    rows = Columns.of(np.zeros((n, 3)))
+    total = OuterSum(np.ones((n, 1)), rows, np.zeros(n), shape=(3,), symmetric=symmetric)
     return total, batch, RoundSample(q, 1)
+
+
+def gate_of_one_round():
+    plan = PrivacyPlan((PlannedRelease("mean", 1, 8, 1, 2.0),), 1e-5, "trusted-server", 8)
+    return Gate(plan, SimulatedNoise(Randomness(0)), Randomness(0))
+
+
+def let_out(gate, parts, sites):
+    return gate.release(parts, np.array(sites), stage="mean", t=1, sensitivity=1.0)
 
 
 def test_parts_must_be_for_the_sites_that_were_charged():
     for parts in ([[0]], [[0], [1], [2]], [[0], [0, 1]], [[1], [0]]):
-        gate = gate_of(plan_of(rounds=1))
+        gate = gate_of_one_round()
         with pytest.raises(DPFedCError, match="for each site once"):
-            gate.release_parts(map(part_of, parts), np.array([0, 1]), stage="mean", t=1)
+            let_out(gate, map(part_of, parts), [0, 1])
         assert gate.events == []
 
 
 def test_parts_must_be_of_one_kind():
-    gate = gate_of(plan_of(rounds=1))
-    parts = [part_of([0]), part_of([1], bound=2.0)]
+    parts = [part_of([0]), part_of([1], symmetric=True)]
     with pytest.raises(DPFedCError, match="of one kind"):
-        gate.release_parts(parts, np.array([0, 1]), stage="mean", t=1)
+        let_out(gate_of_one_round(), parts, [0, 1])
     with pytest.raises(InvalidInput, match="must sample records with probability"):
-        gate_of(plan_of(rounds=1)).release_parts(
-            [part_of([0], q=0.5)], np.array([0]), stage="mean", t=1
-        )
+        let_out(gate_of_one_round(), [part_of([0], q=0.5)], [0])
 
 
 def test_parts_are_charged_before_the_first_is_made():
-    gate = gate_of(plan_of(rounds=1))
+    gate = gate_of_one_round()
     made = []
 
     def parts():
-        made.append(int(gate._spent["mean"].sum()))
+        made.append(int(gate._charged["mean"].sum()))
         yield part_of([0, 1])
 
-    gate.release_parts(parts(), np.array([0, 1]), stage="mean", t=1)
+    let_out(gate, parts(), [0, 1])
     assert made == [2]
-    with pytest.raises(InvalidInput, match="after round 1"):
-        gate.release_parts(parts(), np.array([0]), stage="mean", t=1)
+    with pytest.raises(Refused, match="after round 1"):
+        let_out(gate, parts(), [0])
     assert len(made) == 1
 
 
 def test_without_a_plan_parts_have_no_noise():
-    released = Gate().release_parts([part_of([0]), part_of([1])], np.array([0, 1]), stage="x", t=1)
+    released = let_out(OpenGate(), [part_of([0]), part_of([1])], [0, 1])
     assert released.value.tolist() == [0, 0, 0]
     assert released.n_sites == 2

@@ -10,20 +10,23 @@ from sklearn.datasets import load_digits
 from dpfedc import DPFedC
 from dpfedc.clustering.centers import Centers, Lengths
 from dpfedc.clustering.factorization import Factorization
-from dpfedc.clustering.stage import SiteBatch, Stage
+from dpfedc.clustering.local_steps import LocalSteps
+from dpfedc.clustering.stage import SiteBatch
 from dpfedc.clustering.standardize import Bound, Mean, Scale, Subspace
-from dpfedc.engine.simulated import Sites, run
+from dpfedc.engine.simulated import Sites
 from dpfedc.errors import DPFedCError
-from dpfedc.privacy.gate import Gate, RecordSum, Released
+from dpfedc.privacy.gate import Released, ReleaseEvent
 from dpfedc.privacy.noise import SimulatedNoise
-from dpfedc.privacy.sampling import sampled_by_slot
+from dpfedc.privacy.open_gate import OpenGate
 from dpfedc.randomness import Randomness
 from dpfedc.research.published.algorithm import Published
 from dpfedc.settings import Penalty
+from support.runs import opened, ran
+from support.runs import released as let_out
 
 RANDOMNESS = Randomness(3)
-GATE = Gate(RANDOMNESS, SimulatedNoise(RANDOMNESS))
-METHODS = {
+GATE = OpenGate(SimulatedNoise(RANDOMNESS))
+STAGES = {
     "bound": Bound(5.0),
     "mean": Mean(),
     "mean, clipped": Mean(),
@@ -33,8 +36,8 @@ METHODS = {
     "one step": Factorization(4, 1),
     "one step, constant": Factorization(4, 1, constant=0.5),
     "one step in a subspace": Factorization(4, 1),
-    "four steps": Factorization(4, 1, extra_steps=3, penalty=Penalty(centroid_ridge=0.2)),
-    "four steps in a subspace": Factorization(4, 1, extra_steps=3),
+    "four steps": LocalSteps(4, 1, extra_steps=3, penalty=Penalty(centroid_ridge=0.2)),
+    "four steps in a subspace": LocalSteps(4, 1, extra_steps=3),
     "memberships": Centers(4),
     "memberships, clipped": Centers(4, bounded=True, constant=0.5),
     "memberships in a subspace": Centers(4, bounded=True),
@@ -57,45 +60,43 @@ def hundred_sites():
     return X, offsets
 
 
-def state_before(method, X, offsets, name=""):
-    """Return a state in which the method can work: the stages before it have been run."""
+def state_before(stage, X, offsets, name=""):
+    """Return a state in which the stage can work: the stages before it have been run."""
     sites = Sites.of(X, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)))
-    before = [Stage(Mean()), Stage(Scale())]
+    before = [Mean(), Scale()]
     if "in a subspace" in name:
-        before.append(Stage(Subspace(3)))
-    if isinstance(method, Centers | Lengths):
-        before.append(Stage(Factorization(4, 3, constant=method.constant)))
+        before.append(Subspace(3))
+    if isinstance(stage, Centers | Lengths):
+        before.append(Factorization(4, 3, constant=stage.constant))
     declared = {"bound": np.asarray(4.0)} if "clipped" in name else {}
-    state = run(before, sites, GATE, randomness=RANDOMNESS, state=declared)
-    state = method.start(state, sites.public, RANDOMNESS)
-    if isinstance(method, Mean):
-        state = {**state, "center": np.ones(X.shape[1])}
+    state = ran(before, sites, RANDOMNESS, gate=GATE, state=declared)
+    state = stage.start(state, sites.public, RANDOMNESS)
+    if isinstance(stage, Mean):
+        state = {**state, "data_mean": np.ones(X.shape[1])}
     return state
 
 
-def batch_of(method, state, X, offsets, sites, present=None):
+def batch_of(stage, state, X, offsets, sites, present=None):
     batch = SiteBatch(X, np.asarray(offsets), np.asarray(sites), present)
-    batch.memory = method.prepare(batch, state, RANDOMNESS)
+    batch.memory = stage.prepare(batch, state, RANDOMNESS)
     return batch
 
 
-def released(method, state, batch, t=1):
-    sample = GATE.sample(batch, stage=method.name, t=t, n_parts=method.n_parts(t))
-    contribution = method.local(batch, state, t, sample, RANDOMNESS)
-    return GATE.release(contribution, batch, sample, stage=method.name, t=t)
+def released(stage, state, batch, t=1):
+    return opened(stage, batch, state, RANDOMNESS, t=t, gate=GATE)[1]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", STAGES)
 def test_a_batch_of_a_hundred_sites_equals_a_hundred_batches_of_one(hundred_sites, name):
     X, offsets = hundred_sites
-    method = METHODS[name]
-    state = state_before(method, X, offsets, name)
+    stage = STAGES[name]
+    state = state_before(stage, X, offsets, name)
     t = 2 if name == "nearest centres" else 1
-    everyone = batch_of(method, state, X, offsets, np.arange(100))
-    together = released(method, state, everyone, t)
+    everyone = batch_of(stage, state, X, offsets, np.arange(100))
+    together = released(stage, state, everyone, t)
     total, n_records = 0.0, 0
     for i, (a, b) in enumerate(pairwise(offsets)):
-        one = released(method, state, batch_of(method, state, X[a:b], [0, b - a], [i]), t)
+        one = released(stage, state, batch_of(stage, state, X[a:b], [0, b - a], [i]), t)
         assert (one.n_sites, one.n_records) == (1, b - a)
         total, n_records = total + one.value, n_records + one.n_records
     assert (together.n_sites, together.n_records) == (100, n_records)
@@ -107,32 +108,30 @@ def test_a_batch_of_a_hundred_sites_equals_a_hundred_batches_of_one(hundred_site
 def test_published_sites_do_not_see_each_other(hundred_sites, t):
     X, offsets = hundred_sites
     X = np.abs(X)
-    method = Published(4, 3, penalty=Penalty(0.1, 0.1, 0.1), batch_size=5, gradient_bound=20.0,
+    stage = Published(4, 3, penalty=Penalty(0.1, 0.1, 0.1), batch_size=5, gradient_bound=20.0,
                        noise_rule=lambda steps, q, eta: q / eta)  # fmt: skip
-    state = state_before(method, X, offsets)
-    everyone = batch_of(method, state, X, offsets, np.arange(100))
-    sample = sampled_by_slot(everyone, 1)
-    together = method.local(everyone, state, t, sample, RANDOMNESS)
+    state = state_before(stage, X, offsets)
+    everyone = batch_of(stage, state, X, offsets, np.arange(100))
+    together, value = opened(stage, everyone, state, RANDOMNESS, t=t, gate=GATE)
     total = 0.0
     for i, (a, b) in enumerate(pairwise(offsets)):
-        batch = batch_of(method, state, X[a:b], [0, b - a], [i])
-        alone = method.local(batch, state, t, sample, RANDOMNESS)
+        batch = batch_of(stage, state, X[a:b], [0, b - a], [i])
+        alone, one = opened(stage, batch, state, RANDOMNESS, t=t, gate=GATE)
         np.testing.assert_allclose(together.values[i], alone.values[0], rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(together.noise_std[i], alone.noise_std[0], rtol=1e-10)
         np.testing.assert_allclose(everyone.memory["H"][a:b], batch.memory["H"], atol=1e-12)
-        total = total + GATE.release(alone, batch, sample, stage=method.name, t=t).value
+        total = total + one.value
     # Each site draws its own noise, so the noisy sums agree too.
-    value = GATE.release(together, everyone, sample, stage=method.name, t=t).value
-    np.testing.assert_allclose(value, total, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(value.value, total, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", STAGES)
 @pytest.mark.parametrize("overflows", [False, True])
 def test_a_null_record_contributes_nothing(hundred_sites, name, overflows):
     """It keeps its slot and its count, whatever its row holds, even if its norm overflows."""
     X, offsets = hundred_sites
-    method = METHODS[name]
-    state = state_before(method, X, offsets, name)
+    stage = STAGES[name]
+    state = state_before(stage, X, offsets, name)
     t = 2 if name == "nearest centres" else 1
     present = np.ones(len(X), dtype=bool)
     nulls = [0, 17, len(X) - 1]
@@ -142,32 +141,32 @@ def test_a_null_record_contributes_nothing(hundred_sites, name, overflows):
         changed = X.copy()
         changed[nulls] = row
         with np.errstate(over="ignore", invalid="ignore"):
-            batch = batch_of(method, state, changed, offsets, np.arange(100), present)
-            out = released(method, state, batch, t)
+            batch = batch_of(stage, state, changed, offsets, np.arange(100), present)
+            out = released(stage, state, batch, t)
         assert out.n_records == len(X)
         values.append(out.value)
     np.testing.assert_allclose(values[1], values[0], rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(values[2], values[0], rtol=1e-12, atol=1e-12)
-    everyone = released(method, state, batch_of(method, state, X, offsets, np.arange(100)), t)
+    everyone = released(stage, state, batch_of(stage, state, X, offsets, np.arange(100)), t)
     assert np.abs(everyone.value - values[0]).max() > 1e-6
     if "four steps" not in name:
         # Nulls are as good as gone: the same sum over the other records alone.
         kept = X[present]
-        alone = released(method, state, batch_of(method, state, kept, [0, len(kept)], [0]), t)
+        alone = released(stage, state, batch_of(stage, state, kept, [0, len(kept)], [0]), t)
         np.testing.assert_allclose(alone.value, values[0], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", STAGES)
 def test_a_record_that_overflows_counts_as_null(hundred_sites, name):
     X, offsets = hundred_sites
-    method = METHODS[name]
-    state = state_before(method, X, offsets, name)
+    stage = STAGES[name]
+    state = state_before(stage, X, offsets, name)
     changed, present = X.copy(), np.ones(len(X), dtype=bool)
     changed[[3, 90]], present[[3, 90]] = 1e200, False
     t = 2 if name == "nearest centres" else 1
     with np.errstate(over="ignore", invalid="ignore"):
         marked, unmarked = (
-            released(method, state, batch_of(method, state, changed, offsets, range(100), mask), t)
+            released(stage, state, batch_of(stage, state, changed, offsets, range(100), mask), t)
             for mask in (present, None)
         )
     assert np.isfinite(unmarked.value).all()
@@ -176,26 +175,24 @@ def test_a_record_that_overflows_counts_as_null(hundred_sites, name):
 
 def test_no_record_contributes_more_than_the_bound(hundred_sites):
     X, offsets = hundred_sites
-    method = Factorization(4, 1, clip_norm=0.05)
-    state = state_before(method, X, offsets)
-    full = released(method, state, batch_of(method, state, X, offsets, np.arange(100))).value
+    stage = Factorization(4, 1, clip_norm=0.05)
+    state = state_before(stage, X, offsets)
+    full = released(stage, state, batch_of(stage, state, X, offsets, np.arange(100))).value
     moved = []
     for j in range(0, len(X), 29):
         present = np.arange(len(X)) != j
-        batch = batch_of(method, state, X, offsets, np.arange(100), present)
-        moved.append(np.linalg.norm(full - released(method, state, batch).value))
+        batch = batch_of(stage, state, X, offsets, np.arange(100), present)
+        moved.append(np.linalg.norm(full - released(stage, state, batch).value))
     assert max(moved) <= 0.05 * (1 + 1e-9)
     assert max(moved) > 0.049  # the bound is reached
 
 
 def test_nothing_but_the_gate_makes_a_released_value():
     with pytest.raises(DPFedCError, match=r"made by Gate\.release only"):
-        Released(np.ones(3), 1, 10, object())
+        Released(np.ones(3), ReleaseEvent("test", 1, 1, 10), object())
     with pytest.raises(TypeError):
-        Released(np.ones(3), 1, 10)
-    batch = SiteBatch(np.ones((2, 1)), np.array([0, 2]), np.array([0]))
-    contribution = RecordSum(np.ones(2), 1.0, np.sum)
-    out = GATE.release(contribution, batch, sampled_by_slot(batch, 1), stage="test", t=1)
+        Released(np.ones(3), ReleaseEvent("test", 1, 1, 10))
+    out = let_out(2.0)
     assert float(out.value) == 2
     with pytest.raises((ValueError, TypeError)):
         dataclasses.replace(out, value=np.zeros(3))

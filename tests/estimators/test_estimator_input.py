@@ -82,8 +82,10 @@ BAD_SETTINGS = {
     "membership_steps": [(0, ">= 1")],
     "extra_steps": [(-1, ">= 0"), (0.5, "whole number >= 0")],
     "batch_size": [(0, ">= 1")],
-    "epsilon": [(0, "> 0"), (-1.0, "> 0"), (np.nan, "> 0"), ("1", "> 0"), (np.inf, "> 0")],
-    "delta": [(0, "> 0 and < 1"), (1, "> 0 and < 1"), (None, "number > 0 and < 1")],
+    "epsilon": [
+        (value, ">= 1e-06 and <= 1000000") for value in (0, -1.0, np.nan, "1", np.inf, 1e7)
+    ],
+    "delta": [(0, ">= 1e-12 and < 1"), (1, ">= 1e-12 and < 1"), (None, "number >= 1e-12")],
     "trust": [("nobody", "local, secure-aggregation, trusted-server")],
     "variant": [("printed", "normalized, published")],
     "orthogonality": [(-0.1, ">= 0"), ("hard", ">= 0")],

@@ -9,20 +9,23 @@ import pytest
 
 from dpfedc.clustering.centers import Centers, Lengths
 from dpfedc.clustering.factorization import Factorization
-from dpfedc.clustering.stage import Stage
+from dpfedc.clustering.local_steps import LocalSteps
 from dpfedc.clustering.standardize import Bound, Mean, Scale, Subspace
-from dpfedc.engine.simulated import Sites, run
+from dpfedc.engine.simulated import Sites
 from dpfedc.kernels import clipping, cluster_sums, local_steps, objective, segments
-from dpfedc.kernels.host import on_host
+from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.objective import membership_matrix
-from dpfedc.kernels.standardized import Standardized, centered_norms
+from dpfedc.kernels.row_views import Standardized, centered_norms
 from dpfedc.kernels.stationarity import membership_stationarity
 from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.noise import SimulatedNoise
+from dpfedc.privacy.open_gate import OpenGate
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
+from dpfedc.privacy.sums import OuterSum
 from dpfedc.randomness import Randomness
 from dpfedc.research.published.algorithm import Published
 from dpfedc.settings import Penalty
+from support.runs import ran
 
 CPU, OTHER = (array_api_strict.Device(name) for name in ("CPU_DEVICE", "device1"))
 DTYPES = ["float32", "float64"]
@@ -35,6 +38,10 @@ def strict(array, device=CPU):
 def back(array):
     """Return a strict array (of either device) or a NumPy array as NumPy."""
     return np.asarray(array.to_device(CPU) if hasattr(array, "to_device") else array)
+
+
+def moment(view, weights):
+    return OuterSum(view, view, view.squared_norms, symmetric=True).total(weights)
 
 
 def kernel_calls(m, k, n):
@@ -103,7 +110,7 @@ def kernel_calls(m, k, n):
             lambda a, v=view, w=wide: membership_matrix(v(a), a[w], penalty=Penalty(), steps=4),
         )
         if not constant and not basis:
-            yield f"moment {kind}", lambda a, view=view: view(a).second_moment(a["squares"])
+            yield f"moment {kind}", lambda a, view=view: moment(view(a), a["squares"])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -152,51 +159,45 @@ def test_kernels_agree_with_numpy(rng, dtype, device):
     assert exact[1] == pytest.approx(exact[0], rel=100 * room)
 
 
-NORMALIZED = [Stage(Mean()), Stage(Scale())]
+NORMALIZED = [Mean(), Scale()]
 RUNS = {
     "plain": [
         *NORMALIZED,
-        Stage(Factorization(3, 5), 4),
-        Stage(Centers(3, n_rounds=5, refine=True)),
+        Factorization(3, 5, sites_per_round=4),
+        Centers(3, n_rounds=5, refine=True),
     ],
     "several local steps": [
         *NORMALIZED,
-        Stage(
-            Factorization(
-                3, 4, penalty=Penalty(centroid_ridge=0.1), extra_steps=4, momentum=0.5,
-                constant=0.5, init=np.eye(3, 5),
-            ),
-            4,
+        LocalSteps(
+            3, 4, penalty=Penalty(centroid_ridge=0.1), extra_steps=4, momentum=0.5,
+            constant=0.5, init=np.eye(3, 5), sites_per_round=4,
         ),
-        Stage(Centers(3, constant=0.5)),
+        Centers(3, constant=0.5),
     ],
-    "clamped, not standardised": [Stage(Factorization(3, 4, clamp=True))],
+    "clamped, not standardised": [Factorization(3, 4, clamp=True)],
     "in a subspace": [
-        Stage(Bound(2.0)),
+        Bound(2.0),
         *NORMALIZED,
-        Stage(Subspace(3)),
-        Stage(Factorization(3, 4, init=np.eye(3, 5)), 4),
-        Stage(Lengths(3)),
+        Subspace(3),
+        Factorization(3, 4, init=np.eye(3, 5), sites_per_round=4),
+        Lengths(3),
     ],
     "in a subspace, without a bound": [
-        Stage(Subspace(2)),
-        Stage(Factorization(3, 4, extra_steps=2), 4),
-        Stage(Centers(3)),
+        Subspace(2),
+        LocalSteps(3, 4, extra_steps=2, sites_per_round=4),
+        Centers(3),
     ],
     "lengths with a constant": [
         *NORMALIZED,
-        Stage(Factorization(3, 4, constant=0.5), 4),
-        Stage(Lengths(3, constant=0.5)),
+        Factorization(3, 4, constant=0.5, sites_per_round=4),
+        Lengths(3, constant=0.5),
     ],
     "published": [
-        Stage(
-            Published(
-                3, 4, penalty=Penalty(0.1, 0.05, 0.1), gradient_bound=3.0,
-                noise_rule=lambda steps, q, eta: 0.01 * q / eta,
-            ),
-            4,
+        Published(
+            3, 4, penalty=Penalty(0.1, 0.05, 0.1), gradient_bound=3.0,
+            noise_rule=lambda steps, q, eta: 0.01 * q / eta, sites_per_round=4,
         ),
-        Stage(Centers(3)),
+        Centers(3),
     ],
 }  # fmt: skip
 
@@ -205,10 +206,9 @@ def privacy_plan(stages, q, trust):
     """Return a plan with little noise for these stages; the rounds' records are sampled."""
     releases = []
     for stage in stages:
-        method, sites = stage.method, stage.sites_per_round or 12
-        name, rounds = method.name, method.n_rounds
+        name, rounds = stage.name, stage.n_rounds
         share = q if name == "factorisation" else 1.0
-        releases.append(PlannedRelease(name, rounds, sites, rounds, 0.3, share))
+        releases.append(PlannedRelease(name, rounds, stage.taking_part(12), rounds, 0.3, share))
     return PrivacyPlan(tuple(releases), 1e-5, trust, 12, colluding_sites=1)
 
 
@@ -216,33 +216,34 @@ def final_state(X, ids, stages, plan=None):
     """Return the last state and all diagnostics of a run."""
     randomness, exact = Randomness(5), []
 
-    def diagnose(stage, batch, state):
-        return stage.method.diagnose(batch, state)
-
-    state = run(
-        stages, Sites.of(X, ids), Gate(randomness, SimulatedNoise(randomness), plan),
-        randomness=randomness,
-        on_round=lambda entry: exact.append(entry.diagnostics), diagnose=diagnose,
-    )  # fmt: skip
+    noise = SimulatedNoise(randomness)
+    state = ran(
+        stages,
+        Sites.of(X, ids),
+        randomness,
+        gate=OpenGate(noise) if plan is None else Gate(plan, noise, randomness),
+        seen=lambda stage, batch, state: stage.diagnose(batch, state),
+        on_round=lambda entry: exact.append(entry.diagnostics),
+    )
     return state, exact
 
 
 # With these the sums have a bound, so that noise can be added.
 PRIVATE_RUNS = {
     "private": [
-        Stage(Bound(8.0)),
+        Bound(8.0),
         *NORMALIZED,
-        Stage(Factorization(3, 4), 4),
-        Stage(Centers(3, n_rounds=5, refine=True, bounded=True, noise_std=0.4)),
+        Factorization(3, 4, sites_per_round=4),
+        Centers(3, n_rounds=5, refine=True, bounded=True, noise_std=0.4),
     ],
     "private, several local steps": [
-        Stage(Bound(8.0)),
+        Bound(8.0),
         *NORMALIZED,
-        Stage(Factorization(3, 3, extra_steps=3, batch_ratio=3.0), 4),
-        Stage(Centers(3, bounded=True, noise_std=0.4)),
+        LocalSteps(3, 3, extra_steps=3, batch_ratio=3.0, sites_per_round=4),
+        Centers(3, bounded=True, noise_std=0.4),
     ],
     "private, in a subspace": RUNS["in a subspace"],
-    "private, lengths with a constant": [Stage(Bound(8.0)), *RUNS["lengths with a constant"]],
+    "private, lengths with a constant": [Bound(8.0), *RUNS["lengths with a constant"]],
 }
 ALL_RUNS = {
     **{name: (stages, None) for name, stages in RUNS.items()},
@@ -294,5 +295,5 @@ def test_private_runs_have_noise(shuffled, name):
     stages, plan = ALL_RUNS[name]
     noisy, _ = final_state(X, ids, stages, plan)
     quiet, _ = final_state(X, ids, stages)
-    for key in ("center", "scale", "W", "best_centres"):
+    for key in ("data_mean", "scale", "W", "best_centers"):
         assert np.abs(noisy[key] - quiet[key]).max() > 1e-3, key

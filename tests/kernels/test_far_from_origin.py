@@ -14,11 +14,11 @@ from dpfedc import DPFedC
 from dpfedc.clustering.lloyd import LloydSums
 from dpfedc.clustering.stage import SiteBatch
 from dpfedc.clustering.standardize import Mean
+from dpfedc.kernels.row_views import Standardized, is_far
 from dpfedc.kernels.rows import Runs
-from dpfedc.kernels.standardized import Standardized, is_far
 from dpfedc.privacy import gate
 from support.sensitivity import Case, exact_release, length, movement, wide
-from support.sensitivity_cases import STAGES, method_of
+from support.sensitivity_cases import STAGES, stage_of
 
 PLACES = [
     (np.float32, 0.0), (np.float32, 10.0), (np.float32, 1e3), (np.float32, 1e4), (np.float32, 1e5),
@@ -76,28 +76,28 @@ def test_products_and_weighted_sums_equal_those_of_formed_records(dtype, far, di
 @pytest.mark.parametrize(("dtype", "far"), FAR)
 def test_the_mean_and_lloyds_sums_equal_those_of_formed_records(dtype, far):
     X, origin, W = records(dtype, far)
-    state = {"origin": origin, "bound": np.asarray(9, dtype), "centres": origin + 3 * W}
+    state = {"origin": origin, "bound": np.asarray(9, dtype), "centers": origin + 3 * W}
     rows = formed(X, origin, 9.0)
-    released, _ = exact_release(Case(Mean(), state, X, (len(X),)))
+    released = exact_release(Case(Mean(), state, X, (len(X),)))
     assert_close(released, 9 * rows.sum(axis=0), dtype, 9 * len(X))
-    released, _ = exact_release(Case(LloydSums(3, 2), state, X, (len(X),), 2))
-    centers = (wide(state["centres"]) - wide(origin)) / 9
+    released = exact_release(Case(LloydSums(3, 2), state, X, (len(X),), 2))
+    centers = (wide(state["centers"]) - wide(origin)) / 9
     gaps = ((rows[:, None, :] - centers) ** 2).sum(axis=2)
     members = np.eye(3)[gaps.argmin(axis=1)]
     expected = np.column_stack([members.T @ rows, members.sum(axis=0)])
     assert_close(released, expected, dtype, len(X))
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("name", STAGES)
 @pytest.mark.parametrize(("dtype", "far"), PLACES)
-def test_nulling_a_record_moves_a_release_by_its_sensitivity_at_any_place(stage, dtype, far):
+def test_nulling_a_record_moves_a_release_by_its_sensitivity_at_any_place(name, dtype, far):
     X, center, W = records(dtype, far)
     numbers = {"bound": 9.0, "scale": 3.0}
     state = {name: np.asarray(value, dtype) for name, value in numbers.items()}
-    state |= {"origin": center, "center": center, "W": W}
-    state["centres"] = center + 3 * W if stage == "Lloyd" else W
-    method, t = method_of(stage)
-    case = Case(method, state, X, (500, 1500), t)
+    state |= {"origin": center, "data_mean": center, "W": W}
+    state["centers"] = center + 3 * W if name == "Lloyd" else W
+    stage, t = stage_of(name)
+    case = Case(stage, state, X, (500, 1500), t)
     tiny = 1e-3 if dtype == np.float32 else 1e-6
     assert max(movement(case, j) for j in (0, 1, 17, 950)) <= 1 + tiny
 
@@ -141,26 +141,28 @@ def test_an_attack_on_a_run_far_from_the_origin_finds_no_more_than_was_promised(
 
 def attacked_run(monkeypatch, X, ranges, *, present, seed):
     """Return the log-likelihood ratio of record 17 being present, and the promised epsilon."""
-    real_sum, real_noise = gate.Gate._sum, gate.Gate._with_noise
-    sums, ratio = {}, 0.0
+    real_sum, real_noise = gate.summed, gate.with_noise
+    sums, gaps = {}, []
 
-    def both_sums(gate, contribution, batch, sample):
+    def both_sums(part, bound):
+        contribution, batch, sample = part
         kept = np.arange(batch.n_records) != 17
         without = SiteBatch(batch.X, batch.offsets, batch.sites, kept, batch.memory)
-        sums[True] = real_sum(gate, contribution, batch, sample)
-        sums[False] = real_sum(gate, contribution, without, sample)
+        sums[True] = real_sum(part, bound)
+        sums[False] = real_sum((contribution, without, sample), bound)
         return sums[present]
 
-    def seen(gate, *arguments, **more):
-        nonlocal ratio
-        value, std = real_noise(gate, *arguments, **more)
-        gaps = {world: ((wide(value) - wide(sums[world])) ** 2).sum() for world in sums}
-        ratio += (gaps[False] - gaps[True]) / (2 * std**2)
-        return value, std
+    def seen(*arguments, **more):
+        value = real_noise(*arguments, **more)
+        apart = {world: ((wide(value) - wide(sums[world])) ** 2).sum() for world in sums}
+        gaps.append(apart[False] - apart[True])
+        return value
 
     with monkeypatch.context() as patch:
-        patch.setattr(gate.Gate, "_sum", both_sums)
-        patch.setattr(gate.Gate, "_with_noise", seen)
+        patch.setattr(gate, "summed", both_sums)
+        patch.setattr(gate, "with_noise", seen)
         model = DPFedC(2, epsilon=1.0, delta=1e-6, random_state=seed, feature_ranges=ranges)
         model.fit(X)
+    stds = [entry.release["noise_std"] for entry in model.history_.rounds]
+    ratio = sum(gap / (2 * std**2) for gap, std in zip(gaps, stds, strict=True))
     return ratio, model.privacy_.epsilon

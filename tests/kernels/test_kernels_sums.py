@@ -7,16 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpfedc.kernels import rows, standardized
+from dpfedc.kernels import rows
 from dpfedc.kernels.cluster_sums import cluster_means, one_hot, relocated_centers, squared_distances
-from dpfedc.kernels.segments import (
-    padded_rows,
-    segment_products,
-    segment_sum,
-    site_of_row,
-    slot_of_row,
-)
-from dpfedc.kernels.standardized import Standardized, centered_norms
+from dpfedc.kernels.row_views import Standardized, centered_norms
+from dpfedc.kernels.segments import padded_rows, segment_products, segment_sum
+from dpfedc.privacy import sums as privacy_sums
+from dpfedc.privacy.sampling import site_of_row, slot_of_row
+from dpfedc.privacy.sums import OuterSum
 
 site_sizes = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 
@@ -151,7 +148,7 @@ def test_a_view_with_a_basis_equals_explicit_projection(rng, dtype, scale, dimen
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("chunk", [1, 7, 30, 4096])
 def test_the_second_moment_equals_the_loop(rng, monkeypatch, dtype, chunk):
-    monkeypatch.setattr(standardized, "CHUNK", chunk)
+    monkeypatch.setattr(privacy_sums, "CHUNK", chunk)
     X, center, weights = rng.standard_normal((30, 4)) + 1, rng.standard_normal(4), rng.random(30)
     weights[3] = 0
     rows = formed_by_loop(X, center, 1.5, 0.0)
@@ -159,7 +156,8 @@ def test_the_second_moment_equals_the_loop(rng, monkeypatch, dtype, chunk):
     view = Standardized.of(
         X.astype(dtype), center=center.astype(dtype), scale=np.asarray(1.5, dtype)
     )
-    got = view.second_moment(weights.astype(dtype))
+    outer = OuterSum(view, view, view.squared_norms, symmetric=True)
+    got = outer.total(weights.astype(dtype))
     assert got.dtype == dtype
     np.testing.assert_allclose(got, expected, rtol=1e-4 if dtype == np.float32 else 1e-12)
 

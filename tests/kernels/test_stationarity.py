@@ -4,29 +4,27 @@ import numpy as np
 import pytest
 
 from dpfedc.clustering.factorization import Factorization
-from dpfedc.clustering.stage import Stage
 from dpfedc.clustering.standardize import Mean, Scale, Subspace
-from dpfedc.engine.simulated import Sites, run
+from dpfedc.engine.simulated import Sites
 from dpfedc.kernels.stationarity import membership_stationarity
-from dpfedc.privacy.gate import Gate
 from dpfedc.randomness import Randomness
 from dpfedc.research.published.algorithm import Published
 from dpfedc.settings import Penalty
+from support.runs import ran
 
 PENALTY = Penalty(0.7, 0.2, 0.1)
 
 
 def measured(X, offsets, stages):
     """Return the last batch, state and diagnostics of a run."""
-    seen, randomness = [], Randomness(6)
+    seen = []
 
     def keep(stage, batch, state):
-        seen.append((batch, state, stage.method.diagnose(batch, state)))
+        seen.append((batch, state, stage.diagnose(batch, state)))
         return {}
 
     sites = Sites.of(X, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)))
-    run(stages, sites, Gate(randomness), randomness=randomness,
-        on_round=lambda entry: None, diagnose=keep)  # fmt: skip
+    ran(stages, sites, Randomness(6), seen=keep)
     return seen[-1]
 
 
@@ -55,8 +53,8 @@ def definitions(X, offsets, W, H, mu_w):
 
 def test_published_measures(ragged):
     X, offsets = abs(ragged[0]), ragged[1]
-    method = Published(3, 2, penalty=PENALTY, membership_steps=3)
-    batch, state, exact = measured(X, offsets, [Stage(method, 5)])
+    stage = Published(3, 2, penalty=PENALTY, membership_steps=3, sites_per_round=5)
+    batch, state, exact = measured(X, offsets, [stage])
     F, slope, G_H = definitions(X, offsets, state["W"], batch.memory["H"], 0.1)
     assert exact["objective"] == pytest.approx(F)
     assert exact["stationarity_w"] == pytest.approx((slope**2).sum())
@@ -67,10 +65,11 @@ def test_published_measures(ragged):
 @pytest.mark.parametrize(("constant", "before"), [(0.0, []), (0.5, []), (0.0, [Subspace(2)])])
 def test_normalized_measures(ragged, constant, before):
     X, offsets = ragged
-    method = Factorization(3, 2, penalty=PENALTY, membership_steps=3, constant=constant)
-    stages = [Mean(), Scale(), *before]
-    _, state, exact = measured(X, offsets, [*map(Stage, stages), Stage(method, 5)])
-    W, differences = state["W"], X - state["center"]
+    stage = Factorization(
+        3, 2, penalty=PENALTY, membership_steps=3, constant=constant, sites_per_round=5
+    )
+    _, state, exact = measured(X, offsets, [Mean(), Scale(), *before, stage])
+    W, differences = state["W"], X - state["data_mean"]
     lengths = np.maximum(np.linalg.norm(differences, axis=1, keepdims=True), state["scale"])
     rows = differences / lengths
     if before:

@@ -127,7 +127,7 @@ def test_a_blas_that_does_not_say_its_threads_has_one(monkeypatch):
 @needs_blas
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_products_do_not_depend_on_threads(monkeypatch, dtype):
-    monkeypatch.setattr("dpfedc.kernels.rows.LEAST_GROUP", 10_000)
+    monkeypatch.setattr("dpfedc.kernels.rows.MIN_GROUP", 10_000)
     rng = np.random.default_rng(0)
     X = rng.standard_normal((3000, 40)).astype(dtype)
     assert len(Runs(X, np.array([0]), np.array([3000])).groups(256, 7)) > 5
@@ -145,7 +145,7 @@ def test_products_do_not_depend_on_threads(monkeypatch, dtype):
 @pytest.mark.filterwarnings("ignore::dpfedc.errors.UtilityWarning")
 @pytest.mark.parametrize("epsilon", [None, 5.0])
 def test_a_fit_does_not_depend_on_threads(monkeypatch, epsilon):
-    monkeypatch.setattr("dpfedc.kernels.rows.LEAST_GROUP", 10_000)
+    monkeypatch.setattr("dpfedc.kernels.rows.MIN_GROUP", 10_000)
     monkeypatch.setattr("dpfedc.kernels.objective.TOGETHER", 200)
     rng = np.random.default_rng(0)
     X = (

@@ -16,12 +16,12 @@ from scipy import stats
 from dpfedc import DPFedC
 from dpfedc.clustering import factorization, stage
 from dpfedc.clustering.factorization import Factorization
-from dpfedc.clustering.stage import Stage
+from dpfedc.clustering.local_steps import LocalSteps
 from dpfedc.clustering.standardize import Mean, Scale
 from dpfedc.clustering.sums_and_gram import SumsAndGram
-from dpfedc.engine.simulated import Sites, run
+from dpfedc.engine.simulated import Sites
 from dpfedc.errors import InvalidInput, MissingExtra
-from dpfedc.kernels import devices, host
+from dpfedc.kernels import devices
 from dpfedc.kernels.clipping import clip_weights
 from dpfedc.kernels.objective import (
     membership_curvature,
@@ -30,12 +30,16 @@ from dpfedc.kernels.objective import (
     residual_norms,
     unit_rows,
 )
-from dpfedc.kernels.standardized import Standardized
-from dpfedc.privacy.gate import Gate, RecordSum
-from dpfedc.privacy.noise import SIMULATED, TorchNoise
+from dpfedc.kernels.row_views import Standardized
+from dpfedc.privacy.gate import Gate
+from dpfedc.privacy.noise import SIMULATED
+from dpfedc.privacy.open_gate import OpenGate
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
+from dpfedc.privacy.sums import KernelSum
+from dpfedc.privacy.torch_noise import TorchNoise
 from dpfedc.randomness import Randomness
 from support.command_line import EXACT, HEAD, ROLES, outcome, patients, write_csv
+from support.runs import ran
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when Torch imports it
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-torch installs it)")
@@ -145,13 +149,15 @@ def test_noise_has_the_stated_law_and_a_key_of_its_own():
 
 def test_noise_of_a_symmetric_release():
     plan = PrivacyPlan((PlannedRelease("moment", 1, 1, 1, 1.0),), 1e-5, "local", 1)
-    gate = Gate(Randomness(1), TorchNoise(Randomness(1)), plan)
+    gate = Gate(plan, TorchNoise(Randomness(1)), Randomness(1))
     m = 120
     value, zeros = torch.zeros((m, m), dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    sums = RecordSum(zeros, 1.0, lambda weights: value, symmetric=True)
+    sums = KernelSum(lambda bound, keep: value, zeros, symmetric=True)
     batch = stage.SiteBatch(zeros[:, None], np.array([0, 1]), np.array([0]))
     sample = gate.sample(batch, stage="moment", t=1)
-    noise = gate.release(sums, batch, sample, stage="moment", t=1).value.numpy()
+    parts = [(sums, batch, sample)]
+    released = gate.release(parts, batch.sites, stage="moment", t=1, sensitivity=1.0)
+    noise = released.value.numpy()
     np.testing.assert_array_equal(noise, noise.T)
     above = noise[np.triu_indices(m, 1)]
     # Standard deviations within 6 standard errors.
@@ -222,33 +228,33 @@ def test_a_round_waits_for_the_accelerator_three_times(rng, monkeypatch):
         copies.append(x.shape)
         return on_host(x)
 
-    on_host = host.on_host
+    on_host = devices.on_host
     factorization = sys.modules["dpfedc.kernels.objective"]
-    for module in (host, factorization):
+    for module in (devices, factorization):
         monkeypatch.setattr(module, "on_host", counted)
-    for module in (host, stage, factorization):
+    for module in (devices, stage, factorization):
         monkeypatch.setattr(module, "on_accelerator", lambda x: isinstance(x, torch.Tensor))
     federation, totals = Sites.of(torch.asarray(X), sites), {}
     for n_rounds in (5, 15):
         copies.clear()
-        stages = (Stage(Mean()), Stage(Scale()), Stage(Factorization(4, n_rounds), 4))
+        stages = (Mean(), Scale(), Factorization(4, n_rounds, sites_per_round=4))
         with Waits() as waits:
-            run(stages, federation, Gate(), randomness=Randomness(0))
+            ran(stages, federation, Randomness(0))
         totals[n_rounds] = np.array([waits.count, len(copies)])
     np.testing.assert_array_equal((totals[15] - totals[5]) / 10, [1, 2])
 
 
 def test_a_tensor_is_brought_again_when_it_was_written_to(monkeypatch):
-    monkeypatch.setattr(host, "on_accelerator", lambda x: True)
+    monkeypatch.setattr(devices, "on_accelerator", lambda x: True)
     x = torch.arange(3.0)
-    first = host.on_host_once(x)
-    assert host.on_host_once(x) is first
+    first = devices.on_host_once(x)
+    assert devices.on_host_once(x) is first
     x += 1
-    np.testing.assert_array_equal(host.on_host_once(x), [1, 2, 3])
+    np.testing.assert_array_equal(devices.on_host_once(x), [1, 2, 3])
     key = id(x)
-    assert key in host._brought
+    assert key in devices._brought
     del x
-    assert key not in host._brought
+    assert key not in devices._brought
 
 
 @pytest.fixture(scope="module")
@@ -388,6 +394,19 @@ def test_no_record_of_the_fused_kernel_is_longer_than_the_bound(fused):
     assert lengths[-1] == 0
 
 
+class Watched(OpenGate):
+    """An open gate that keeps the events of what it lets out, as a gate with a plan does."""
+
+    def __init__(self):
+        super().__init__()
+        self.events = []
+
+    def release(self, *parts, **more):
+        released = super().release(*parts, **more)
+        self.events.append(released.event)
+        return released
+
+
 @pytest.mark.parametrize("plan", [False, True], ids=["without noise", "with noise and coins"])
 def test_rounds_with_the_fused_kernel_pass_the_same_gate(fused, rng, monkeypatch, plan):
     X, sites = many(rng, n=500, m=12, k=4, dtype=np.float32)
@@ -401,7 +420,7 @@ def test_rounds_with_the_fused_kernel_pass_the_same_gate(fused, rng, monkeypatch
             ),
             1e-5, "local", 9,
         )  # fmt: skip
-    stages = (Stage(Mean()), Stage(Scale()), Stage(Factorization(4, 4), 5))
+    stages = (Mean(), Scale(), Factorization(4, 4, sites_per_round=5))
     calls, results = [], []
     kernel = fused.clipped_gradients
 
@@ -410,13 +429,15 @@ def test_rounds_with_the_fused_kernel_pass_the_same_gate(fused, rng, monkeypatch
         return kernel(*rest, **more)
 
     monkeypatch.setattr(fused, "clipped_gradients", counted)
-    monkeypatch.setattr(fused, "LEAST_RECORDS", 1)
+    monkeypatch.setattr(fused, "MIN_RECORDS", 1)
     for kernels in (None, fused):
         monkeypatch.setattr(factorization, "fused_kernels", lambda X, found=kernels: found)
-        gate = Gate(Randomness(2), TorchNoise(Randomness(2)), privacy)
+        gate = Watched()
+        if privacy is not None:
+            gate = Gate(privacy, TorchNoise(Randomness(2)), Randomness(2))
         state = {"bound": torch.asarray(12.0)}
         federation = Sites.of(torch.asarray(X), sites)
-        final = run(stages, federation, gate, randomness=Randomness(2), state=state)
+        final = ran(stages, federation, Randomness(2), gate=gate, state=state)
         results.append((final["W"], gate.events))
     assert len(calls) == 4
     assert all((keep is not None) == plan for keep in calls)
@@ -425,25 +446,25 @@ def test_rounds_with_the_fused_kernel_pass_the_same_gate(fused, rng, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "method",
+    "stage",
     [
         Factorization(4, 1, constant=0.5),
         Factorization(4, 1, clip_norm=1e-5),
         Factorization(70, 1),
-        Factorization(4, 1, extra_steps=3),
+        LocalSteps(4, 1, extra_steps=3),
         SumsAndGram(4, 1),
     ],
     ids=["constant", "short bound", "many clusters", "local steps", "sums and Gram"],
 )
-def test_what_the_fused_kernel_is_not_made_for(fused, rng, monkeypatch, method):
+def test_what_the_fused_kernel_is_not_made_for(fused, rng, monkeypatch, stage):
     monkeypatch.setattr(factorization, "fused_kernels", lambda X: fused)
     X = torch.asarray(many(rng, dtype=np.float32)[0])
-    assert Factorization(4, 1)._fused(X, {}) is fused
-    assert Factorization(4, 1).weight(X, {}) < 1
-    assert method._fused(X, {}) is None
-    assert method.weight(X, {}) == 1
-    assert Factorization(4, 1)._fused(X.to(torch.float64), {}) is None
-    assert Factorization(4, 1)._fused(X, {"basis": X[:2]}) is None
+    assert Factorization(4, 1).fused(X, {}) is fused
+    assert Factorization(4, 1).memory_factor(X, {}) < 1
+    assert stage.fused(X, {}) is None
+    assert stage.memory_factor(X, {}) == 1
+    assert Factorization(4, 1).fused(X.to(torch.float64), {}) is None
+    assert Factorization(4, 1).fused(X, {"basis": X[:2]}) is None
     monkeypatch.undo()
     assert devices.fused_kernels(X) is None, "on the CPU there is none"
     assert devices.fused_kernels(X.numpy()) is None

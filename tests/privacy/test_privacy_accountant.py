@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
+from dpfedc.clustering.local_steps import largest_batch_ratio
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.accountant import (
     accountant_name,
@@ -26,7 +27,6 @@ from dpfedc.privacy.accountant import (
 )
 from dpfedc.privacy.calibration import StageBudget, calibrated_plan, calibrated_releases
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
-from dpfedc.privacy.sampling import largest_batch_ratio
 from support.noise_checks import plan_of
 
 GOLDEN = {1: 0.313902, 2: 0.576585, 4: 1.043061, 8: 1.841366, 20: 3.711312}
@@ -71,6 +71,18 @@ def test_mu_and_epsilon_are_each_others_inverse(epsilon, delta):
     mu = gaussian_mu(epsilon, delta)
     assert gaussian_delta(mu, epsilon) == pytest.approx(delta, rel=1e-6)
     assert gaussian_epsilon(mu, delta) == pytest.approx(epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 8.0, 50.0, 1e3, 1e6])
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 1e-3])
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
+def test_the_closed_form_is_that_of_dp_accounting(epsilon, delta):
+    theirs = pytest.importorskip("dp_accounting.gaussian_mechanism")
+    mu = gaussian_mu(epsilon, delta)
+    assert mu == pytest.approx(1 / theirs.get_sigma_gaussian(epsilon, delta), rel=1e-9)
+    assert gaussian_epsilon(mu, delta) == pytest.approx(
+        theirs.get_epsilon_gaussian(1 / mu, delta), rel=1e-9
+    )
 
 
 @given(st.floats(1e-7, 1e-2), st.floats(1e-13, 1e-6))

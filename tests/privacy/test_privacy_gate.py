@@ -9,14 +9,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfedc.errors import DPFedCError, InvalidInput
+from dpfedc.errors import DPFedCError, InvalidInput, Refused
 from dpfedc.privacy.accountant import plan_epsilon, releases_epsilon
-from dpfedc.privacy.gate import Gate, RecordSum, Released, SiteUploads, SiteValues
+from dpfedc.privacy.gate import Gate, Released, ReleaseEvent
+from dpfedc.privacy.noise import SimulatedNoise
+from dpfedc.privacy.open_gate import OpenGate, SiteUploads
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
 from dpfedc.privacy.sampling import RoundSample, sampled_by_slot
 from dpfedc.privacy.schedule import most_rounds_of_a_site, schedule
+from dpfedc.privacy.sums import KernelSum, SiteValues
 from dpfedc.randomness import Randomness
-from support.noise_checks import NOISE, STAGES, empty_batch, gate_of, noise_of, plan_of
+from support.noise_checks import (
+    NOISE,
+    STAGES,
+    empty_batch,
+    gate_of,
+    let_out,
+    logged_releases,
+    noise_of,
+    nothing,
+    plan_of,
+)
 
 
 def test_a_stage_that_is_not_planned_is_refused():
@@ -26,6 +39,8 @@ def test_a_stage_that_is_not_planned_is_refused():
     gate = gate_of(plan)
     with pytest.raises(InvalidInput, match="'metrics' is not in the privacy plan"):
         noise_of(gate, 3, stage="metrics")
+    with pytest.raises(Refused, match="'metrics' is not in the privacy plan"):
+        let_out(gate, ZERO, empty_batch([0]), RoundSample(1.0, 1), stage="metrics")
     assert gate.events == []
 
 
@@ -33,7 +48,7 @@ def test_one_release_more_than_planned_is_refused():
     gate = gate_of(plan_of(rounds=3))
     for t in (1, 2, 3):
         noise_of(gate, 3, sites=[1, 2], t=t)
-    with pytest.raises(InvalidInput, match="planned for 3 releases of a site, got one more"):
+    with pytest.raises(Refused, match="planned for 3 releases of a site, got one more"):
         noise_of(gate, 3, sites=[2, 3], t=4)
     noise_of(gate, 3, sites=[3, 4], t=4)  # these have taken part in fewer
     assert len(gate.events) == 4
@@ -43,17 +58,14 @@ def test_a_release_that_fails_has_been_charged():
     """The charge comes first: whatever happens after it, the round counts as spent."""
     gate = gate_of(plan_of(rounds=1))
 
-    def broken(weights):
+    def broken(bound, keep):
         raise RuntimeError("no memory")
 
-    batch = empty_batch([0])
     with pytest.raises(RuntimeError):
-        gate.release(
-            RecordSum(np.zeros(1), 1.0, broken), batch, RoundSample(1.0, 1), stage="mean", t=1
-        )
-    with pytest.raises(InvalidInput, match="after round 1"):
+        let_out(gate, KernelSum(broken, np.zeros(1)), empty_batch([0]))
+    with pytest.raises(Refused, match="after round 1"):
         noise_of(gate, 3, t=1)
-    with pytest.raises(InvalidInput, match="got one more"):
+    with pytest.raises(Refused, match="got one more"):
         noise_of(gate, 3, t=2)
 
 
@@ -62,7 +74,7 @@ def test_a_round_is_released_once(again):
     """Its noise and its coins would be the same: the difference of two releases would have none."""
     gate = gate_of(plan_of())
     noise_of(gate, 3, sites=[0, 1], t=2)
-    with pytest.raises(InvalidInput, match=f"round {again} of stage 'mean' must come after"):
+    with pytest.raises(Refused, match=f"round {again} of stage 'mean' must come after"):
         noise_of(gate, 3, sites=[1, 2], t=again)
     noise_of(gate, 3, sites=[2, 3], t=again)
     noise_of(gate, 3, sites=[0, 1], t=1, stage="scale")
@@ -74,18 +86,32 @@ def test_sites_that_cannot_be_charged_are_refused(sites):
         noise_of(gate_of(plan_of()), 3, sites=sites)
 
 
+ZERO, F = SiteValues(np.zeros((1, 3))), "factorisation"
+REFUSED = r"'factorisation' must use the (coins that the gate drew|parts the gate dealt) for round "
+
+
+class Uncharged(Gate):
+    """A gate that charges nothing, so that rounds may be tried again: it looks at coins alone."""
+
+    def _charge(self, stage, t, sites):
+        return self.plan.of_stage(stage)
+
+
+def uncharged(q):
+    return Uncharged(plan_of(q=q), SimulatedNoise(Randomness(0)), Randomness(0))
+
+
+def require_refused(gate, batch, sample, t=1):
+    with pytest.raises(InvalidInput, match=REFUSED + f"{t}, once"):
+        let_out(gate, ZERO, batch, sample, stage=F, t=t)
+
+
 @pytest.mark.parametrize("q", [1.0, 0.25])
 def test_records_sampled_otherwise_than_planned_are_refused(q):
-    gate = gate_of(plan_of(q=q))
-    batch, values = empty_batch([0]), SiteValues(np.zeros((1, 3)), 1.0)
     for wrong in (0.5, 0.1):
         sample = RoundSample(wrong, 1, np.zeros(1, dtype=np.int64))
         with pytest.raises(InvalidInput, match=f"with probability {q}, got {wrong}"):
-            gate.release(values, batch, sample, stage="factorisation", t=1)
-
-
-ZERO, F = SiteValues(np.zeros((1, 3)), 1.0), "factorisation"
-REFUSED = r"'factorisation' must use the (coins that the gate drew|parts the gate dealt) for round "
+            let_out(uncharged(q), ZERO, empty_batch([0]), sample, stage=F)
 
 
 def batch_of_sizes(*sizes, first=0):
@@ -96,46 +122,46 @@ def batch_of_sizes(*sizes, first=0):
 
 
 def test_coins_that_the_gate_did_not_draw_are_refused():
-    gate, batch = gate_of(plan_of(q=0.25)), empty_batch([0])
+    gate, batch = uncharged(0.25), empty_batch([0])
     own = RoundSample(0.25, 1, np.zeros(1, dtype=np.int64))  # says 0.25, and takes every record
-    with pytest.raises(InvalidInput, match=REFUSED + "1, once"):
-        gate.release(ZERO, batch, own, stage=F, t=1)
+    require_refused(gate, batch, own)
     sample = gate.sample(batch, stage=F, t=1)
     for forged in (own, copy.copy(sample)):  # a copy could be used again
-        with pytest.raises(InvalidInput, match=REFUSED + "1, once"):
-            gate.release(ZERO, batch, forged, stage=F, t=1)
+        require_refused(gate, batch, forged)
     assert gate.events == []
-    gate.release(ZERO, batch, sample, stage=F, t=1)
+    let_out(gate, ZERO, batch, sample, stage=F)
 
 
 @pytest.mark.parametrize("dealt_anew", [False, True])
 def test_coins_are_refused_in_a_later_round(dealt_anew):
     """Coins that are used in every round hide a record once, not in each of them."""
-    gate, batch = gate_of(plan_of(q=0.25)), empty_batch([0])
+    gate, batch = uncharged(0.25), empty_batch([0])
     sample = gate.sample(batch, stage=F, t=1)
     if dealt_anew:
         gate.sample(batch, stage=F, t=2)
-    with pytest.raises(InvalidInput, match=REFUSED + "2, once"):  # although nobody has used them
-        gate.release(ZERO, batch, sample, stage=F, t=2)
+    require_refused(gate, batch, sample, t=2)  # although nobody has used them
     if dealt_anew:
-        with pytest.raises(InvalidInput, match=REFUSED + "1, once"):
-            gate.release(ZERO, batch, sample, stage=F, t=1)
+        require_refused(gate, batch, sample)
         return
-    gate.release(ZERO, batch, sample, stage=F, t=1)
-    with pytest.raises(InvalidInput, match=REFUSED + "2, once"):
-        gate.release(ZERO, batch, sample, stage=F, t=2)
+    let_out(gate, ZERO, batch, sample, stage=F)
+    require_refused(gate, batch, sample, t=2)
 
 
 def test_coins_are_refused_when_they_have_been_used_in_the_round():
+    gate, batch = uncharged(0.25), empty_batch([0])
+    sample = gate.sample(batch, stage=F, t=1)
+    let_out(gate, ZERO, batch, sample, stage=F)
+    require_refused(gate, batch, sample)
+    twice = [(ZERO, batch, gate.sample(batch, stage=F, t=1))] * 2
+    with pytest.raises(InvalidInput, match=REFUSED + "1, once"):
+        gate.release(twice, np.array([0]), stage=F, t=1, sensitivity=1.0)
+
+
+def test_an_attempt_with_other_coins_has_been_charged():
     gate, batch = gate_of(plan_of(q=0.25)), empty_batch([0])
-    sample = gate.sample(batch, stage=F, t=1)
-    gate.release(ZERO, batch, sample, stage=F, t=1)
-    with pytest.raises(InvalidInput, match=REFUSED + "1, once"):
-        gate.release(ZERO, batch, sample, stage=F, t=1)
-    gate = gate_of(plan_of(q=0.25))
-    sample = gate.sample(batch, stage=F, t=1)
-    with pytest.raises(InvalidInput, match=REFUSED + "1, once"):
-        gate.release_parts([(ZERO, batch, sample)] * 2, np.array([0]), stage=F, t=1)
+    require_refused(gate, batch, RoundSample(0.25, 1, np.zeros(1, dtype=np.int64)))
+    with pytest.raises(Refused, match="after round 1"):
+        let_out(gate, ZERO, batch, stage=F)
 
 
 @pytest.mark.parametrize(
@@ -144,13 +170,11 @@ def test_coins_are_refused_when_they_have_been_used_in_the_round():
 )
 def test_coins_of_other_sites_or_sizes_are_refused(other):
     """One coin for four records would be the same for all of them."""
-    gate, batch = gate_of(plan_of(q=0.25)), batch_of_sizes(4)
+    gate, batch = uncharged(0.25), batch_of_sizes(4)
     sample = gate.sample(other, stage=F, t=1)
-    with pytest.raises(InvalidInput, match=REFUSED + "1, once"):
-        gate.release(ZERO, batch, sample, stage=F, t=1)
+    require_refused(gate, batch, sample)
     gate.sample(batch, stage=F, t=1)
-    with pytest.raises(InvalidInput, match=REFUSED + "1, once"):
-        gate.release(ZERO, batch, sample, stage=F, t=1)
+    require_refused(gate, batch, sample)
     assert gate.events == []
 
 
@@ -162,17 +186,17 @@ def test_parts_of_a_round_use_what_was_dealt_to_each_once(q, n_parts):
     for t in (1, 2):
         dealt = [gate.sample(batch, stage=F, t=t, n_parts=n_parts) for batch in batches]
         parts = [(ZERO, *pair) for pair in zip(batches, dealt, strict=True)]
-        gate.release_parts(iter(parts), np.arange(3), stage=F, t=t)
-        assert len(gate._dealt) == 0
+        gate.release(iter(parts), np.arange(3), stage=F, t=t, sensitivity=1.0)
+        assert len(gate._drawn) == 0
     assert [event.t for event in gate.events] == [1, 2]
     gate.sample(batches[0], stage=F, t=3)
     gate.sample(batches[0], stage=F, t=4)
-    assert len(gate._dealt) == 1  # what is past is not kept
+    assert len(gate._drawn) == 1  # what is past is not kept
 
 
 def test_a_slot_dealing_with_another_partition_is_refused():
     """A part with all records is larger than the step size allows for."""
-    gate, batch = gate_of(plan_of()), batch_of_sizes(4, 5)
+    gate, batch = uncharged(1.0), batch_of_sizes(4, 5)
     right = gate.sample(batch, stage=F, t=1, n_parts=3)
     wrong = [
         RoundSample(1.0, 3, np.zeros(9, dtype=np.int64)),
@@ -184,53 +208,42 @@ def test_a_slot_dealing_with_another_partition_is_refused():
         sampled_by_slot(batch_of_sizes(5, 4), 3),
     ]
     for sample in wrong:
-        with pytest.raises(InvalidInput, match=REFUSED + "1, once"):
-            gate.release(ZERO, batch, sample, stage=F, t=1)
+        require_refused(gate, batch, sample)
     assert gate.events == []
-    gate.release(ZERO, batch, sampled_by_slot(batch, 3), stage=F, t=1)
+    let_out(gate, ZERO, batch, sampled_by_slot(batch, 3), stage=F)
     for sample in (right, RoundSample(1.0, 1, np.zeros(9, dtype=np.int64))):
-        with pytest.raises(InvalidInput, match=REFUSED + "2, once"):  # nobody asked for parts
-            gate.release(ZERO, batch, sample, stage=F, t=2)
-    gate.release(ZERO, batch, RoundSample(1.0, 1), stage=F, t=2)
+        require_refused(gate, batch, sample, t=2)  # nobody asked for parts
+    let_out(gate, ZERO, batch, RoundSample(1.0, 1), stage=F, t=2)
 
 
-def test_without_a_plan_any_dealing_is_let_through():
-    gate, batch = Gate(), empty_batch([0])
+def test_without_a_plan_any_dealing_is_let_through_and_noise_must_come_from_somewhere():
+    gate, batch = OpenGate(), empty_batch([0])
     sample = RoundSample(0.5, 2, np.ones(1, dtype=np.int64))
     for t in (1, 1, 2):
-        gate.release(ZERO, batch, sample, stage="x", t=t)
-    gate.sample(batch, stage="x", t=3)
-    assert len(gate._dealt) == 0
+        let_out(gate, ZERO, batch, sample, stage="x", t=t)
+    for noisy in (SiteValues, SiteUploads):
+        with pytest.raises(DPFedCError, match="needs noise, but the gate has no source of it"):
+            let_out(gate, noisy(np.zeros((1, 3)), np.ones(1)), batch, stage="x")
 
 
 @pytest.mark.parametrize("sensitivity", [math.inf, 0.0, -1.0, math.nan])
 def test_a_release_without_a_sensitivity_is_refused(sensitivity):
-    batch, gate = empty_batch([0]), gate_of(plan_of())
-    values = SiteValues(np.zeros((1, 3)), sensitivity)
     with pytest.raises(InvalidInput, match="must state a sensitivity"):
-        gate.release(values, batch, RoundSample(1.0, 1), stage="mean", t=1)
+        let_out(gate_of(plan_of()), ZERO, empty_batch([0]), sensitivity=sensitivity)
 
 
 def test_uploads_of_points_have_no_place_in_a_plan():
-    values = SiteUploads(np.zeros((1, 3)), np.ones(1))
-    with pytest.raises(InvalidInput, match="for which no privacy is proved"):
-        gate_of(plan_of()).release(values, empty_batch([0]), RoundSample(1.0, 1), stage="mean", t=1)
-
-
-def test_a_plan_without_a_source_of_noise_releases_nothing():
-    gate = Gate(Randomness(0), None, plan_of())
-    with pytest.raises(DPFedCError, match="needs noise, but the gate has no source of it"):
-        noise_of(gate, 3)
+    gate, points = gate_of(plan_of()), SiteUploads(np.zeros((1, 3)), np.ones(1))
+    with pytest.raises(DPFedCError, match="no sum over records that a gate could let out"):
+        let_out(gate, points, empty_batch([0]))
+    assert gate.events == []
 
 
 def test_only_the_gate_makes_a_released_value():
-    with pytest.raises(DPFedCError, match=r"made by Gate\.release only"):
-        Released(np.zeros(3), 1, 1.0, object())
-    with pytest.raises(DPFedCError, match=r"made by Gate\.release only"):
-        Released(np.zeros(3), 1, 1.0, None)
-    gate, batch = gate_of(plan_of()), empty_batch([0, 1])
-    nothing = RecordSum(np.zeros(2), 1.0, lambda weights: np.zeros(3))
-    released = gate.release(nothing, batch, RoundSample(1.0, 1), stage="mean", t=1)
+    for made_by in (object(), None):
+        with pytest.raises(DPFedCError, match=r"made by Gate\.release only"):
+            Released(np.zeros(3), ReleaseEvent("mean", 1, 1, 1), made_by)
+    released = let_out(gate_of(plan_of()), nothing(2, 3), empty_batch([0, 1]))
     assert (released.n_sites, released.n_records) == (2, 2.0)
     with pytest.raises((ValueError, TypeError, DPFedCError)):
         dataclasses.replace(released, value=np.ones(3))
@@ -242,11 +255,10 @@ def test_the_number_of_records_is_the_expected_one():
     """Never the realised one: it would tell how many coins came up."""
     gate = gate_of(plan_of(q=0.25))
     batch = empty_batch(np.arange(8))
-    nothing = RecordSum(np.zeros(8), 1.0, lambda weights: np.zeros(3))
     realised = set()
     for t in range(1, 9):
-        sample = gate.sample(batch, stage="factorisation", t=t)
-        released = gate.release(nothing, batch, sample, stage="factorisation", t=t)
+        sample = gate.sample(batch, stage=F, t=t)
+        released = let_out(gate, nothing(8, 3), batch, sample, stage=F, t=t)
         assert released.n_records == 0.25 * 8
         realised.add(int(sample.in_round.sum()))
     assert len(realised) > 2
@@ -264,9 +276,9 @@ def test_no_site_takes_part_more_often_than_planned(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     for t, cohort in enumerate(schedule(n_sites, k, rounds, rng=rng), start=1):
         noise_of(gate, 1, sites=cohort, t=t)
-    assert gate.realised() == plan.releases
-    busiest = int(np.argmax(gate._spent["mean"]))
-    with pytest.raises(InvalidInput, match="got one more"):
+    assert logged_releases(gate) == plan.releases
+    busiest = int(np.argmax(gate._charged["mean"]))
+    with pytest.raises(Refused, match="got one more"):
         noise_of(gate, 1, sites=busiest, t=rounds + 1)
 
 
@@ -277,8 +289,8 @@ def test_what_was_realised_costs_what_was_planned():
         for t in (1, 2):
             noise_of(gate, 2, sites=np.arange(8), stage=stage, t=t)
             if (stage, t) == ("mean", 1):
-                assert releases_epsilon(gate.realised(), 1e-5) < plan_epsilon(plan)
-    assert gate.realised() == plan.releases
-    assert releases_epsilon(gate.realised(), 1e-5) == plan_epsilon(plan)
+                assert releases_epsilon(logged_releases(gate), 1e-5) < plan_epsilon(plan)
+    assert logged_releases(gate) == plan.releases
+    assert releases_epsilon(logged_releases(gate), 1e-5) == plan_epsilon(plan)
     logged = [(e.stage, e.t, e.n_sites, e.noise_multiplier) for e in gate.events]
     assert logged == [(s, t, 8, NOISE.get(s, 1.0)) for s in STAGES for t in (1, 2)]

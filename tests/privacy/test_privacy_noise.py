@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfedc.privacy.gate import SiteValues
-from dpfedc.privacy.noise import SIMULATED
 from dpfedc.privacy.sampling import sampled_by_coins
+from dpfedc.privacy.sums import SiteValues
 from dpfedc.randomness import Randomness
 from support.noise_checks import (
     FALSE_ALARMS,
@@ -26,6 +25,7 @@ from support.noise_checks import (
     gate_of,
     has_std,
     is_gaussian,
+    let_out,
     noise_of,
     plan_of,
     rounds_are_unrelated,
@@ -33,8 +33,8 @@ from support.noise_checks import (
     stages_are_unrelated,
     symmetric_noise_is_as_stated,
 )
-from support.sensitivity import contribution_of, exact_release
-from support.sensitivity_cases import local_method, method_of, plain_case
+from support.sensitivity import batch_of, exact_release, part_of, released_by
+from support.sensitivity_cases import local_steps, plain_case, stage_of
 
 SHAPE = 4000
 TRUST = {
@@ -76,9 +76,8 @@ def test_noise_of_a_sum_over_sites_values(who):
     trust, assumed, n_sites, factor = TRUST[who]
     gate = gate_of(plan_of(trust, **assumed))
     batch = empty_batch(np.arange(n_sites))
-    values = SiteValues(np.ones((n_sites, SHAPE)), 0.4)
-    sample = gate.sample(batch, stage="factorisation", t=1)
-    released = gate.release(values, batch, sample, stage="factorisation", t=1)
+    values = SiteValues(np.ones((n_sites, SHAPE)))
+    released = let_out(gate, values, batch, stage="factorisation", sensitivity=0.4)
     std = NOISE["factorisation"] * 0.4 * factor
     require_variance(released.value - n_sites, std)
     assert is_gaussian(released.value - n_sites, std)
@@ -96,27 +95,25 @@ def test_noise_of_a_symmetric_release(who):
 
 def test_rounding_of_a_second_moment_does_not_leave():
     """Below the diagonal stands a copy, although x x' as computed is symmetric only nearly."""
-    case = plain_case(*method_of("subspace"), n=40, n_features=7, dtype=np.float32)
-    batch, sample, contribution = contribution_of(case)
+    case = plain_case(*stage_of("subspace"), n=40, n_features=7, dtype=np.float32)
+    contribution, batch, sample = part_of(case)
     crooked = np.triu(np.ones((7, 7), dtype=np.float32)) * 1e-3
     total = contribution.total
     object.__setattr__(contribution, "total", lambda weights: total(weights) + crooked)
-    released = gate_of(plan_of()).release(contribution, batch, sample, stage="subspace", t=1)
+    released = let_out(gate_of(plan_of()), contribution, batch, sample, stage="subspace")
     np.testing.assert_array_equal(released.value, released.value.T)
 
 
 @pytest.mark.parametrize("n_parts", [1, 3])
 def test_a_real_stage_gets_the_noise_that_is_stated(n_parts):
     """The factorisation: what leaves less what would leave without noise."""
-    case = plain_case(local_method(40, n_parts, (4, 8), q=1.0), n_features=100)
-    exact, sensitivity = exact_release(case)
+    case = plain_case(local_steps(40, n_parts, (4, 8), q=1.0), n_features=100)
     gate = gate_of(plan_of("local", n_sites=10))
-    batch, sample, contribution = contribution_of(case)
-    gate.sample(batch, stage="factorisation", t=1, n_parts=n_parts)
-    released = gate.release(contribution, batch, sample, stage="factorisation", t=1)
-    std = NOISE["factorisation"] * sensitivity * math.sqrt(2)
-    require_variance(released.value - exact, std)
-    assert gate.events[-1].sensitivity == sensitivity
+    gate.sample(batch_of(case), stage="factorisation", t=1, n_parts=n_parts)
+    released = released_by(gate, case)
+    std = NOISE["factorisation"] * case.bound * math.sqrt(2)
+    require_variance(released.value - exact_release(case), std)
+    assert gate.events[-1].sensitivity == case.bound
 
 
 def test_the_checks_have_power():
@@ -151,10 +148,6 @@ def test_noise_has_nothing_in_common_with_coins_and_start():
     noise = noise_of(gate_of(plan_of()), SHAPE, stage="factorisation", sites=0)
     assert are_independent(noise, stats.norm.ppf(coins))
     assert are_independent(noise, randomness.generator("start").standard_normal(SHAPE))
-
-
-def test_simulated_noise_is_stamped():
-    assert gate_of(plan_of()).noise.stamp == SIMULATED
 
 
 def drawn(randomness, t, offsets, sites):

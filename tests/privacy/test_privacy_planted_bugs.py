@@ -10,14 +10,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpfedc.clustering.factorization import Factorization
+from dpfedc.clustering.local_steps import LocalSteps
 from dpfedc.kernels.clipping import clip_weights
 from dpfedc.kernels.local_steps import local_centroid_step
-from dpfedc.privacy.gate import Gate, SiteValues
 from dpfedc.privacy.sampling import RoundSample, sampled_by_coins
+from dpfedc.privacy.sums import SiteValues
 from support import sensitivity
+from support.planting import plant
 from support.sensitivity import Case, batch_of, change, dealing_of, movement
-from support.sensitivity_cases import local_method, method_of, plain_case
+from support.sensitivity_cases import local_steps, plain_case, stage_of
 
 
 def farthest(case, records=None):
@@ -29,23 +30,23 @@ def is_bounded(case, records=None):
     return farthest(case, records) <= 1 + 1e-9
 
 
-def steps_case(method, X, sizes=None, *, W=((1.0, 0.0),), q=1.0, center=(0.0, 0.0)):
+def steps_case(stage, X, sizes=None, *, W=((1.0, 0.0),), q=1.0, center=(0.0, 0.0)):
     """Return a case of local steps on records in standard units; memberships are h = x . w."""
-    method = replace(method, membership_steps=120)
-    state = {"center": np.array(center), "scale": np.array(1.0), "W": np.array(W)}
-    return Case(method, state, np.asarray(X, dtype=float), sizes or (len(X),), q=q)
+    stage = replace(stage, membership_steps=120)
+    state = {"data_mean": np.array(center), "scale": np.array(1.0), "W": np.array(W)}
+    return Case(stage, state, np.asarray(X, dtype=float), sizes or (len(X),), q=q)
 
 
 @pytest.mark.parametrize("stage", ["mean", "scale", "one step", "three steps"])
 def test_a_clip_that_is_missing(stage, monkeypatch):
     if stage == "three steps":
-        case = plain_case(local_method(3, 3, (4, 8), q=1.0, clip=0.03))
+        case = plain_case(local_steps(3, 3, (4, 8), q=1.0, clip=0.03))
     else:
-        case = plain_case(*method_of(stage))
+        case = plain_case(*stage_of(stage))
     assert is_bounded(case)
-    unclipped = lambda norms, bound, present=None: clip_weights(norms, math.inf, present)  # noqa: E731
-    monkeypatch.setattr("dpfedc.privacy.gate.clip_weights", unclipped)
-    monkeypatch.setattr("dpfedc.kernels.local_steps.clip_weights", unclipped)
+    plant(
+        monkeypatch, clip_weights, lambda right, norms, _, keep=None: right(norms, math.inf, keep)
+    )
     assert farthest(case) > 2
 
 
@@ -53,14 +54,14 @@ def test_a_clip_that_is_missing(stage, monkeypatch):
 def test_a_step_that_is_too_long(n_parts):
     """With eta at a third of what the lemma asks for, later steps magnify what a record did."""
 
-    class Hasty(Factorization):
+    class Hasty(LocalSteps):
         @property
         def step_constant(self):
             return super().step_constant / 3
 
     X = np.tile([[0.9, 0.0]], (20 * n_parts, 1))
     X[0] = [0.5, 0.8]
-    right = local_method(1, n_parts, (len(X),), q=1.0, clip=0.3)
+    right = local_steps(1, n_parts, (len(X),), q=1.0, clip=0.3)
     assert is_bounded(steps_case(right, X), [0, 1])
     hasty = Hasty(1, 1, extra_steps=n_parts - 1, clip_norm=0.3)
     assert farthest(steps_case(hasty, X), [0, 1]) > 2
@@ -78,15 +79,15 @@ def test_a_constant_feature_that_is_appended_to_null(stage, monkeypatch):
     require_found_if_null_is([3.0, 0.0, 0.0], stage, 0.5, monkeypatch)
 
 
-def require_found_if_null_is(x, stage, constant, monkeypatch):
+def require_found_if_null_is(x, name, constant, monkeypatch):
     """Plant: a null record is written as x, the mask is forgotten."""
-    method, t = method_of(stage, constant=constant)
+    stage, t = stage_of(name, constant=constant)
     rng = np.random.default_rng(0)
     center = np.array([3.0, 0.0, 0.0])
     W = np.array([[-0.8, 0.6, 0.0, 0.0], [0.0, 0.8, 0.6, 0.0], [0.6, 0.0, 0.0, 0.8]])
-    state = {"center": center, "origin": center, "scale": np.array(1.0), "bound": 1.0}
+    state = {"data_mean": center, "origin": center, "scale": np.array(1.0), "bound": 1.0}
     state["W"] = W[:, : 3 + (constant > 0)]
-    case = Case(method, state, center + 5 * rng.standard_normal((20, 3)), (20,), t)
+    case = Case(stage, state, center + 5 * rng.standard_normal((20, 3)), (20,), t)
     assert is_bounded(case)
     right = sensitivity.batch_of
 
@@ -102,29 +103,28 @@ def require_found_if_null_is(x, stage, constant, monkeypatch):
 def test_the_true_batch_size_in_place_of_the_expected_one(monkeypatch):
     """Nulling a record then reweighs all others of its batch."""
     X = [[0.4, 0.9]] + [[0.9, 0.4]] * 9
-    case = steps_case(local_method(1, 2, (10,), q=1.0, clip=0.05), X, W=[[0.8, 0.6]])
+    case = steps_case(local_steps(1, 2, (10,), q=1.0, clip=0.05), X, W=[[0.8, 0.6]])
     assert is_bounded(case)
 
     def with_true_size(X, W, H, real, *, weight, **rest):
         return local_centroid_step(X, W, H, real, weight=1 / real.sum(axis=1), **rest)
 
-    monkeypatch.setattr("dpfedc.clustering.factorization.local_centroid_step", with_true_size)
+    monkeypatch.setattr("dpfedc.clustering.local_steps.local_centroid_step", with_true_size)
     assert farthest(case) > 1.05
 
 
 def test_a_sum_that_is_divided_by_the_true_number_of_records(monkeypatch):
-    case = plain_case(*method_of("mean"))
+    case = plain_case(*stage_of("mean"))
     X = np.tile([[9.0, 0.0, 0.0]], (12, 1)) + case.state["origin"]
     X[3] = case.state["origin"] - [9.0, 0.0, 0.0]
     case = replace(case, X=X)
     assert is_bounded(case)
-    weights = Gate._weights
 
-    def normalized(self, *args):
-        w = weights(self, *args)
+    def normalized(right, *args):
+        w = right(*args)
         return w * (len(w) / (w > 0).sum())
 
-    monkeypatch.setattr(Gate, "_weights", normalized)
+    plant(monkeypatch, clip_weights, normalized)
     assert farthest(case) > 1.05
 
 
@@ -138,8 +138,8 @@ def round_robin(rows, probability, n_parts, **keys):
 def test_dealing_in_turn(monkeypatch):
     """A record's own coin may move a release by its own share only."""
     n, q, inside, outside = 60, 0.9, 0.1, 0.99
-    method = local_method(1, 2, (n,), q=q, clip=3.0)
-    case = steps_case(method, np.zeros((n, 2)), q=q)
+    stage = local_steps(1, 2, (n,), q=q, clip=3.0)
+    case = steps_case(stage, np.zeros((n, 2)), q=q)
     # Records that pull up and records that pull down, in turn: dealt in turn, one coin makes those
     # come first that came last before.
     turn = np.cumsum(dealing_of(case, batch_of(case)).in_round) % 2
@@ -149,21 +149,21 @@ def test_dealing_in_turn(monkeypatch):
         return change(case.with_coin(0, inside), case.with_coin(0, outside))
 
     assert moved_by_coin() <= 1 + 1e-9
-    monkeypatch.setattr(sensitivity, "dealt_by_coins", round_robin)
+    monkeypatch.setattr(sensitivity, "sampled_by_coins", round_robin)
     assert moved_by_coin() > 2
 
 
 def test_a_site_that_scales_by_its_own_number_of_records():
     """In its own units a small site's record weighs more than the common sensitivity."""
 
-    class OwnUnits(Factorization):
-        def _local_changes(self, batch, *rest):
-            right, n = super()._local_changes(batch, *rest), np.diff(batch.offsets)
-            return SiteValues(right.values * (n.mean() / n)[:, None, None], right.sensitivity)
+    class OwnUnits(LocalSteps):
+        def local(self, batch, *rest):
+            right, n = super().local(batch, *rest), np.diff(batch.offsets)
+            return SiteValues(right.values * (n.mean() / n)[:, None, None])
 
     X = np.random.default_rng(0).standard_normal((24, 2))
     sizes = (4, 20)
-    right = local_method(1, 2, sizes, q=1.0, clip=0.05)
+    right = local_steps(1, 2, sizes, q=1.0, clip=0.05)
     assert is_bounded(steps_case(right, X, sizes))
     own = OwnUnits(1, 1, extra_steps=1, batch_ratio=right.batch_ratio, clip_norm=0.05)
     assert farthest(steps_case(own, X, sizes)) > 2

@@ -10,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpfedc.errors import InvalidInput
+from dpfedc.errors import InvalidInput, Refused
+from dpfedc.privacy import gate as gate_module
 from dpfedc.privacy.accountant import plan_epsilon, releases_epsilon
-from dpfedc.privacy.gate import Gate
+from dpfedc.privacy.charges import due_release
 from dpfedc.privacy.noise import SimulatedNoise
 from dpfedc.privacy.privacy_plan import PrivacyPlan
 from dpfedc.randomness import Randomness
@@ -28,6 +29,7 @@ from support.noise_checks import (
     stages_are_unrelated,
     symmetric_noise_is_as_stated,
 )
+from support.planting import plant
 
 
 @pytest.mark.parametrize("bug", ["two draws a pair", "diagonal", "no smaller off the diagonal"])
@@ -35,8 +37,7 @@ def test_symmetric_noise_that_is_wrong(bug, monkeypatch):
     std = NOISE["subspace"]
     assert symmetric_noise_is_as_stated(gate_of(plan_of()), std)
 
-    def planted(self, value, std, sites, stage, t, *, symmetric=False):
-        noise = self.noise.gaussian(value.shape, std, stage=stage, t=t, sites=sites)
+    def planted(value, noise, *, symmetric=False):
         upper = np.triu(noise, 1) / math.sqrt(2)
         if bug == "two draws a pair":
             return value + upper + np.tril(noise, -1) / math.sqrt(2) + np.diag(np.diag(noise))
@@ -44,7 +45,7 @@ def test_symmetric_noise_that_is_wrong(bug, monkeypatch):
             return value + upper + upper.T + np.diag(np.diag(noise)) / math.sqrt(2)
         return value + np.triu(noise, 1) + np.triu(noise, 1).T + np.diag(np.diag(noise))
 
-    monkeypatch.setattr(Gate, "_noisy", planted)
+    monkeypatch.setattr(gate_module, "with_noise", planted)
     assert not symmetric_noise_is_as_stated(gate_of(plan_of()), std)
 
 
@@ -141,21 +142,20 @@ def test_a_budget_that_goes_to_the_wrong_stage(monkeypatch):
     gate = gate_of(plan)
     # The gate counts by the wrong row too, so the second round of `scale` is refused; what has
     # left by then is already more than was promised for both.
-    with pytest.raises(InvalidInput, match="planned for 1 releases"):
+    with pytest.raises(Refused, match="planned for 1 releases"):
         run_of(gate)
     assert spent(gate) > 1.2 * promised
 
 
+def forgets(right, *release, n_charged, last_round):
+    """Plant: what has been charged is not counted."""
+    return right(*release, n_charged=0, last_round=last_round)
+
+
 def test_more_rounds_than_planned(monkeypatch):
-    with pytest.raises(InvalidInput, match="planned for 2 releases of a site, got one more"):
+    with pytest.raises(Refused, match="planned for 2 releases of a site, got one more"):
         run_of(gate_of(small_plan()), n_scale=3)
-    right = Gate._charged
-
-    def forgets(self, stage, *rest):
-        self._spent.clear()
-        return right(self, stage, *rest)
-
-    monkeypatch.setattr(Gate, "_charged", forgets)
+    plant(monkeypatch, due_release, forgets)
     gate = run_of(gate_of(small_plan(noise_multiplier=20.0)), n_scale=6)
     assert spent(gate) > 1.2 * plan_epsilon(gate.plan)
 

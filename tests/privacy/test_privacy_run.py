@@ -11,16 +11,15 @@ from dp_accounting import pld
 from sklearn.datasets import load_digits
 
 from dpfedc import DPFedC
-from dpfedc.clustering.dp_fedc_planner import normalized_plan
-from dpfedc.clustering.factorization import Factorization
-from dpfedc.clustering.run_plan import Choices, Federation
+from dpfedc.clustering.local_steps import LocalSteps, largest_batch_ratio
+from dpfedc.clustering.registry import method_named
+from dpfedc.clustering.run_plan import Federation
 from dpfedc.engine.run_record import RunRecord
 from dpfedc.errors import InvalidInput, UtilityWarning
 from dpfedc.kernels.metrics import clustering_accuracy
 from dpfedc.privacy.accountant import plan_epsilon, releases_epsilon
 from dpfedc.privacy.noise import SIMULATED
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
-from dpfedc.privacy.sampling import largest_batch_ratio
 from dpfedc.privacy.schedule import most_rounds_of_a_site
 from dpfedc.settings import PrivacyTarget
 
@@ -115,9 +114,9 @@ def test_what_was_logged_is_what_was_promised(digits, name):
 def test_the_step_size_allows_for_what_delta_is_set_aside_for(q):
     """Larger parts than the local steps allow for must be as rare as the plan says."""
     sizes, target = np.array([30, 100, 800]), PrivacyTarget(2.0, 1e-5)
-    choices = Choices(4, n_rounds=12, extra_steps=4, sampling_probability=q)
-    plan = normalized_plan(choices, Federation(60, sizes), target)
-    (rounds,) = [s.method for s in plan.stages if isinstance(s.method, Factorization)]
+    given = {"n_clusters": 4, "n_rounds": 12, "extra_steps": 4, "sampling_probability": q}
+    plan = method_named("dp-fedc").plan(given, Federation(60, sizes), target)
+    (rounds,) = [stage for stage in plan.stages if isinstance(stage, LocalSteps)]
     assert plan.privacy.spare_delta == (0.0 if q == 1 else target.delta / 100)
     failure = plan.privacy.spare_delta or 1e-5
     ratio = largest_batch_ratio(sizes, 4, 12, probability=q, failure=failure)

@@ -5,9 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpfedc.clustering.dp_fedc_planner import normalized_plan
-from dpfedc.clustering.lloyd_planner import lloyd_plan
-from dpfedc.clustering.registry import checked_choices
+from dpfedc.clustering.registry import method_named
 from dpfedc.clustering.run_plan import Federation
 from dpfedc.settings import PrivacyTarget
 
@@ -24,12 +22,9 @@ CHOICES = [
 
 def proved_classes():
     """Return the classes of all stages of both proved methods' plans."""
-    plans = [
-        normalized_plan(checked_choices({"n_clusters": 3, **c}, FACTS), FACTS, TARGET)
-        for c in CHOICES
-    ]
-    plans.append(lloyd_plan(3, 4, None, FACTS, TARGET, declared_bound=False, given_start=False))
-    return {type(stage.method).__name__ for plan in plans for stage in plan.stages}
+    plans = [method_named("dp-fedc").plan({"n_clusters": 3, **c}, FACTS, TARGET) for c in CHOICES]
+    plans.append(method_named("dp-lloyd").plan({"n_clusters": 3, "n_rounds": 4}, FACTS, TARGET))
+    return {type(stage).__name__ for plan in plans for stage in plan.stages}
 
 
 @pytest.mark.parametrize("section", ["## 3.", "## 8."])
@@ -37,5 +32,5 @@ def test_every_proved_stage_has_a_row_in_each_table(section):
     text = PAGE.read_text(encoding="utf-8").split(section)[1].split("\n## ")[0]
     rows = [line for line in text.splitlines() if line.startswith("|")]
     found = proved_classes()
-    assert {"SumsAndGram", "LloydSums", "Subspace", "Centres", "Lengths"} <= found
+    assert {"SumsAndGram", "LloydSums", "Subspace", "Centers", "Lengths"} <= found
     assert not {name for name in found if not any(f"`{name}`" in row for row in rows)}

@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpfedc.privacy.sampling import (
-    RoundSample,
-    Unused,
-    largest_batch_ratio,
-    sampled_by_coins,
-    sampled_by_slot,
-)
+from dpfedc.clustering.local_steps import largest_batch_ratio
+from dpfedc.privacy.sampling import RoundSample, Unused, sampled_by_coins, sampled_by_slot
 from dpfedc.randomness import Randomness
 
 site_sizes = st.lists(st.integers(1, 30), min_size=1, max_size=8)

@@ -1,4 +1,4 @@
-"""Secure noise: an exact discrete Gaussian that nobody can draw again, and runs that use it.
+"""Secure noise: an exact discrete Gaussian that nobody can draw again, as it leaves the gate.
 
 Draws come from the operating system, so no test here can fix a seed. Statistical checks fail on
 right noise with a rate of at most FALSE_ALARMS each; each of them has power.
@@ -10,25 +10,21 @@ import sys
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-import array_api_strict as xp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
-from sklearn.datasets import make_blobs
 
-from dpfedc.clustering.dp_fedc_planner import normalized_plan
-from dpfedc.clustering.run_plan import Choices, Federation
-from dpfedc.engine.simulated import Sites, run
-from dpfedc.errors import DPFedCError, InvalidInput, MissingExtra
-from dpfedc.kernels.metrics import clustering_accuracy
+from dpfedc.errors import DPFedCError, InvalidInput, MissingExtra, Refused
 from dpfedc.privacy.exact import BOUND_UNITS, MAX_NOISE, SENSITIVITY, noise_in_units
-from dpfedc.privacy.gate import Gate, SiteUploads, SiteValues
-from dpfedc.privacy.noise import SecureNoise
+from dpfedc.privacy.gate import Gate
+from dpfedc.privacy.noise import SecureNoise, SimulatedNoise
+from dpfedc.privacy.open_gate import SiteUploads
+from dpfedc.privacy.sampling import RoundSample
+from dpfedc.privacy.sums import SiteValues
 from dpfedc.randomness import Randomness
-from dpfedc.settings import PrivacyTarget
-from support.exact_checks import Fixed, nothing, secure_noise_of
+from support.exact_checks import Fixed, secure_noise_of
 from support.noise_checks import (
     FALSE_ALARMS,
     NOISE,
@@ -37,6 +33,8 @@ from support.noise_checks import (
     gate_of,
     has_std,
     is_gaussian,
+    let_out,
+    nothing,
     plan_of,
 )
 
@@ -176,7 +174,7 @@ def test_noise_outside_what_is_proved_is_refused(z):
 )
 def test_the_gate_adds_what_is_stated(trust, n_sites, factor):
     plan = plan_of(trust)
-    noise, event = secure_noise_of(plan, (SIZE,), sites=np.arange(n_sites), bound=2.5)
+    noise, event = secure_noise_of(plan, (SIZE,), sites=np.arange(n_sites), sensitivity=2.5)
     std = NOISE["mean"] * 2.5 * factor
     require_variance(noise, std)
     assert is_gaussian(noise, std)
@@ -201,48 +199,39 @@ def test_noise_of_a_symmetric_release():
 
 
 def test_what_leaves_are_integers_on_a_public_grid():
-    upload = Gate(noise=SecureNoise(), plan=plan_of("local")).upload(
-        nothing(1, (3,), bound=2.5), empty_batch([0]), EVERYONE, stage="mean", t=1
+    part, sites = (nothing(1, 3), empty_batch([0]), RoundSample(1.0, 1)), np.array([0])
+    secure, simulated = (
+        gate.upload([part], sites, stage="mean", t=1, sensitivity=2.5)
+        for gate in (Gate(plan_of("local"), SecureNoise()), gate_of(plan_of("local")))
     )
-    assert upload.values.dtype == np.uint64
-    assert upload.unit == 2.5 / BOUND_UNITS
-    simulated = gate_of(plan_of("local")).upload(
-        nothing(1, (3,)), empty_batch([0]), EVERYONE, stage="mean", t=1
-    )
+    assert secure.values.dtype == np.uint64
+    assert secure.unit == 2.5 / BOUND_UNITS
     assert not simulated.is_exact
 
 
-EVERYONE = Gate().sample(empty_batch([0]), stage="x", t=1)
-
-
 def test_a_gate_charges_secure_noise_too():
-    gate = Gate(noise=Fixed(), plan=plan_of("local", rounds=1))
-    sums = nothing(1, (3,))
-    gate.upload(sums, empty_batch([0]), EVERYONE, stage="mean", t=1)
-    with pytest.raises(InvalidInput, match="after round 1"):
-        gate.upload(sums, empty_batch([0]), EVERYONE, stage="mean", t=1)
-    with pytest.raises(InvalidInput, match="got one more"):
-        gate.upload(sums, empty_batch([0]), EVERYONE, stage="mean", t=2)
-    with pytest.raises(InvalidInput, match="not in the privacy plan"):
-        gate.upload(sums, empty_batch([0]), EVERYONE, stage="metrics", t=1)
+    gate, batch = Gate(plan_of("local", rounds=1), Fixed()), empty_batch([0])
+    let_out(gate, nothing(1, 3), batch)
+    for where, message in (({"t": 1}, "after round 1"), ({"t": 2}, "got one more")):
+        with pytest.raises(Refused, match=message):
+            let_out(gate, nothing(1, 3), batch, **where)
+    with pytest.raises(Refused, match="not in the privacy plan"):
+        let_out(gate, nothing(1, 3), batch, RoundSample(1.0, 1), stage="metrics")
 
 
 def test_what_has_no_exact_sum_is_refused():
-    gate, batch = Gate(noise=Fixed(), plan=plan_of("local")), empty_batch([0])
-    with pytest.raises(InvalidInput, match=r"local steps \(extra_steps > 0\)"):
-        gate.upload(SiteValues(np.zeros((1, 3)), 1.0), batch, EVERYONE, stage="mean", t=1)
+    gate, batch = Gate(plan_of("local"), Fixed()), empty_batch([0])
+    for t, other in enumerate((SiteValues(np.zeros((1, 3))), SiteUploads(np.zeros((1, 3)))), 1):
+        with pytest.raises(
+            InvalidInput, match=r"local steps \(extra_steps > 0\) and uploads of po"
+        ):
+            let_out(gate, other, batch, t=t)
     with pytest.raises(InvalidInput, match=r"local steps \(extra_steps > 0\)"):
         gate.sample(batch, stage="mean", t=1, n_parts=2)
-    for let_out in (gate.upload, gate.release):
-        with pytest.raises(InvalidInput, match="uploads points"):
-            let_out(SiteUploads(np.zeros((1, 3))), batch, EVERYONE, stage="mean", t=1)
     assert gate.events == []
-    with pytest.raises(InvalidInput, match="secure noise must come with a privacy plan"):
-        Gate(noise=SecureNoise())
 
 
-def test_secure_noise_has_no_stamp_and_says_what_it_needs(monkeypatch):
-    assert SecureNoise().stamp is None
+def test_secure_noise_says_what_it_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "opendp.measurements", None)
     with pytest.raises(MissingExtra, match=r"pip install 'dpfedc\[secure\]'"):
         SecureNoise()
@@ -252,7 +241,7 @@ def test_secure_noise_has_no_stamp_and_says_what_it_needs(monkeypatch):
 
 
 def coins(q, n=200_000, gate=None):
-    gate = gate or Gate(noise=Fixed(), plan=plan_of("local", q=q))
+    gate = gate or Gate(plan_of("local", q=q), Fixed())
     batch = replace(empty_batch([0]), offsets=np.array([0, n]))
     sample = gate.sample(batch, stage="factorisation", t=1)
     assert (sample.probability, sample.n_parts) == (q, 1)
@@ -270,7 +259,7 @@ def test_each_record_is_in_a_round_with_the_stated_probability(q):
 def test_no_seed_brings_coins_back():
     """Neither the run's own, nor NumPy's: two tosses of one round are independent."""
     plan = plan_of("local", q=0.5)
-    one, other = (coins(0.5, gate=Gate(Randomness(3), Fixed(), plan)) for _ in range(2))
+    one, other = (coins(0.5, gate=Gate(plan, Fixed(), Randomness(3))) for _ in range(2))
     seeded = [coins(0.5, gate=gate_of(plan, seed=3)) for _ in range(2)]
     np.testing.assert_array_equal(*seeded)
     assert stats.binomtest(int((one == other).sum()), len(one), 0.5).pvalue > FALSE_ALARMS
@@ -278,68 +267,7 @@ def test_no_seed_brings_coins_back():
 
 
 def test_coins_must_come_from_somewhere():
-    gate = Gate(plan=plan_of("local", q=0.5))
+    gate = Gate(plan_of("local", q=0.5), SimulatedNoise(Randomness(0)))
     with pytest.raises(DPFedCError, match="needs coins, but the gate has no source"):
         gate.sample(empty_batch([0]), stage="factorisation", t=1)
     assert gate.sample(empty_batch([0]), stage="mean", t=1).probability == 1
-
-
-# Whole runs
-
-
-@pytest.fixture(scope="module")
-def blobs():
-    X, y = make_blobs(1200, 4, centers=5, cluster_std=0.6, random_state=3)
-    return X, y, np.arange(1200) % 6
-
-
-RUNS = {"all sites": {}, "some sites": {"sites_per_round": 3}, "subspace": {"subspace": 3}}
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("name", [*RUNS, "sampled records"])
-def test_a_run_with_secure_noise_is_as_good_as_a_simulated_one(blobs, name, dtype):
-    """With so little noise that both find the clusters; in 400 trials of each, all did."""
-    X, y, ids = blobs
-    X = X.astype(dtype)
-    sites = Sites.of(X, ids)
-    choices = Choices(5, **RUNS.get(name, {}))
-    public = Federation(4, np.diff(sites.offsets))
-    plan = normalized_plan(choices, public, PrivacyTarget(200.0, 1e-5, "local"))
-    privacy = plan.privacy
-    if name == "sampled records":  # the same noise, so no calibration is needed
-        releases = (
-            replace(release, sampling_probability=0.6) if release.stage == "factorisation"
-            else release
-            for release in privacy.releases
-        )  # fmt: skip
-        privacy = replace(privacy, releases=tuple(releases))
-    gates = {
-        "simulated": gate_of(privacy, seed=1),
-        "secure": Gate(noise=SecureNoise(), plan=privacy),
-    }
-    accuracy = {}
-    for kind, gate in gates.items():
-        state = run(plan.stages, sites, gate, randomness=Randomness(4))
-        assert all(str(state[key].dtype) == dtype for key in ("center", "scale", "best_centres"))
-        centers = state["center"] + state["scale"] * state["best_centres"]
-        labels = ((X[:, None, :] - centers) ** 2).sum(axis=2).argmin(axis=1)
-        accuracy[kind] = clustering_accuracy(y, labels)
-        assert gate.realised() == privacy.releases
-    assert accuracy["simulated"] > 0.9
-    assert accuracy["secure"] > 0.75  # one pair of clusters of five may end as one
-    for one, other in zip(gates["simulated"].events, gates["secure"].events, strict=True):
-        stated, exact = (e.noise_std / e.sensitivity for e in (one, other))
-        assert stated < exact < stated * (1 + 1e-5)
-
-
-@pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
-def test_everything_stays_in_the_library_and_on_the_device_of_the_data(blobs, settings):
-    X, _, ids = blobs
-    other = xp.Device("device1")
-    sites = Sites.of(xp.asarray(X[:120], device=other), ids[:120])
-    public = Federation(4, np.diff(sites.offsets))
-    plan = normalized_plan(Choices(5, **settings), public, PrivacyTarget(200.0, 1e-5, "local"))
-    gate = Gate(noise=SecureNoise(), plan=plan.privacy)
-    state = run(plan.stages, sites, gate, randomness=Randomness(4))
-    assert {(value.dtype, value.device) for value in state.values()} == {(xp.float64, other)}

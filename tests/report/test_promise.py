@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from dpfedc.engine.run_record import RunRecord
 from dpfedc.errors import InvalidInput
-from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
 from dpfedc.privacy.statement import split_subject
 from dpfedc.report.promise import (
     EXACT_SHOWN,
@@ -24,8 +22,8 @@ PROMISE = {
 }  # fmt: skip
 
 
-def told(record, sizes=(50, 50)):
-    return dict(map(split_subject, privacy_paragraphs(record, np.array(sizes))))
+def told(record):
+    return dict(map(split_subject, privacy_paragraphs(record)))
 
 
 def test_a_recorded_promise_is_stated_in_words():
@@ -35,7 +33,8 @@ def test_a_recorded_promise_is_stated_in_words():
     assert words["How much"].startswith("epsilon 1, delta 1e-05, ")
     assert "by at most a factor of 2.72" in words["How much"]
     assert '"simulated noise"' in words["Note"]
-    assert EXACT_SHOWN in privacy_paragraphs(record, np.array([50]))
+    assert EXACT_SHOWN not in privacy_paragraphs(record)
+    assert privacy_paragraphs(record.with_exact())[-1] == EXACT_SHOWN
     together = {**PROMISE, "trust": "secure-aggregation", "colluding_sites": 3}
     together |= {"min_survivors": 20, "epsilon_if_others_collude": 12.34, "stamp": None}
     words = told(replace(record, results={"privacy": together}))
@@ -43,6 +42,7 @@ def test_a_recorded_promise_is_stated_in_words():
     assert "epsilon is 12.4." in words["Assumed"]
     assert "(secure aggregation)" in words["From whom"]
     assert "Note" not in words
+    assert "Nobody can draw them again" in words["Noise"]
     words = told(replace(record, results={"privacy": {**PROMISE, "trust": "trusted-server"}}))
     assert words["From whom"].startswith("everyone but the server.")
 
@@ -54,9 +54,9 @@ def test_a_large_epsilon_is_not_dressed_up():
 
 
 def test_no_noise_is_no_promise():
-    paragraphs = privacy_paragraphs(RunRecord("m", "1", {"epsilon": None}), np.array([50]))
+    paragraphs = privacy_paragraphs(RunRecord("m", "1", {"epsilon": None}))
     assert paragraphs == ["Not protected: this run adds no noise, so it promises no privacy."]
-    other = privacy_paragraphs(RunRecord("m", "1", {"epsilon": 1.0}), np.array([50]))
+    other = privacy_paragraphs(RunRecord("m", "1", {"epsilon": 1.0}))
     assert other == ["Not protected: this run has no privacy plan, so it promises no privacy."]
 
 
@@ -70,17 +70,20 @@ def test_a_foreign_promise_is_refused():
 
 
 def test_rows_of_the_stages():
-    releases = (
-        PlannedRelease("mean", 1, 10, 1, 2.0),
-        PlannedRelease("factorisation", 1200, 5, 600, 49.0),
-    )
-    plan = PrivacyPlan(releases, 1e-5, "local", 10)
-    # In mu^2: 1 / 4 and 600 / 2401, almost half each.
-    assert stage_rows(plan) == [
-        ("mean: where the middle of all records lies", "1", "2.00", "50 %"),
-        ("factorisation: the search for the clusters", "1,200 (600 per site)", "49.0", "50 %"),
+    mean = {"stage": "mean", "purpose": "the middle", "n_rounds": 1, "rounds_per_site": 1}
+    mean |= {"noise_multiplier": 2.0, "budget_share": 0.501}
+    search = {"stage": "search", "purpose": "the clusters", "n_rounds": 1200}
+    search |= {"rounds_per_site": 600, "noise_multiplier": 49.0, "budget_share": None}
+    record = RunRecord("m", "1", {}, results={"stages": [mean, search]})
+    assert stage_rows(record) == [
+        ("mean: the middle", "1", "2.00", "50 %"),
+        ("search: the clusters", "1,200 (600 per site)", "49.0", "the rest"),
     ]
-    sampled = replace(plan, releases=(releases[0], replace(releases[1], sampling_probability=0.1)))
-    assert stage_rows(sampled)[1][3] == "the rest"
-    strange = replace(plan, releases=(PlannedRelease("extra", 1, 10, 1, 2.0),))
-    assert stage_rows(strange) == [("extra", "1", "2.00", "100 %")]
+    bare = {"stage": "mean", "purpose": "the middle", "n_rounds": 1}
+    assert stage_rows(RunRecord("m", "1", {}, results={"stages": [bare]})) == []
+    assert stage_rows(RunRecord("m", "1", {})) == []
+
+
+def test_what_the_published_noise_comes_to_is_told_as_recorded():
+    record = RunRecord("m", "1", {"epsilon": 1.0}, results={"privacy_notes": ["Note: a", "b"]})
+    assert privacy_paragraphs(record) == ["Note: a", "b"]

@@ -9,12 +9,12 @@ from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from threadpoolctl import threadpool_limits
 
-from dpfedc.clustering.stage import SiteBatch, Stage
-from dpfedc.engine.simulated import Sites, run
+from dpfedc.clustering.stage import SiteBatch
+from dpfedc.engine.simulated import Sites
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels.metrics import clustering_accuracy
-from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.noise import SimulatedNoise
+from dpfedc.privacy.open_gate import OpenGate
 from dpfedc.privacy.sampling import RoundSample
 from dpfedc.randomness import Randomness
 from dpfedc.research.kernels import kmedian
@@ -22,6 +22,7 @@ from dpfedc.research.rivals import coreset_kmedian_stages
 from dpfedc.research.rivals.coreset_kmedian import CoresetKMedian
 from dpfedc.research.rivals.coreset_kmedian_stages import Coreset
 from support.naive_kmedian import cost, naive_centers, naive_nearest, naive_pick
+from support.runs import opened, ran
 
 ALL = RoundSample(1.0, 1)
 
@@ -42,9 +43,7 @@ def sites_of(X, offsets):
 
 
 def run_once(X, offsets, seed, *, k=3, size=60, **settings):
-    randomness = Randomness(seed)
-    stages = [Stage(Coreset(k, size, **settings))]
-    return run(stages, sites_of(X, offsets), Gate(randomness), randomness=randomness)
+    return ran([Coreset(k, size, **settings)], sites_of(X, offsets), Randomness(seed))
 
 
 def test_shares_are_whole_and_right_on_average():
@@ -182,9 +181,7 @@ def test_a_site_alone_uploads_what_it_uploads_among_others(ragged):
         everyone = method.local(together, state, t, ALL, randomness).values
         mine = [method.local(batch, state, t, ALL, randomness).values[0] for batch in alone]
         np.testing.assert_allclose(mine, everyone, rtol=1e-9, atol=1e-9)
-        released = Gate(randomness).release(
-            method.local(together, state, t, ALL, randomness), together, ALL, stage="s", t=t
-        )
+        _, released = opened(method, together, state, randomness, t=t)
         state = method.combine(state, released, t)
 
 
@@ -199,14 +196,12 @@ def test_null_records_have_no_say(ragged):
         state = method.start({}, sites_of(records, offsets).public, randomness)
         batch = SiteBatch(records, offsets, np.arange(12), present)
         for t in (1, 2):
-            contribution = method.local(batch, state, t, ALL, randomness)
-            state = method.combine(
-                state, Gate(randomness).release(contribution, batch, ALL, stage="s", t=t), t
-            )
+            _, released = opened(method, batch, state, randomness, t=t)
+            state = method.combine(state, released, t)
         found.append(state)
     np.testing.assert_array_equal(found[0]["shares"], found[1]["shares"])
     np.testing.assert_allclose(found[0]["coreset_weights"], found[1]["coreset_weights"])
-    np.testing.assert_allclose(found[0]["centres"], found[1]["centres"])
+    np.testing.assert_allclose(found[0]["centers"], found[1]["centers"])
     assert found[0]["coreset_weights"].sum() == pytest.approx(present.sum())
 
 
@@ -291,15 +286,15 @@ def test_arrays_of_the_standard_give_the_same(ragged, name, noise):
 
     def final(records, bound):
         randomness = Randomness(1)
-        gate = Gate(randomness, SimulatedNoise(randomness))
-        stages = [Stage(Coreset(3, 40, 3, noise_multiplier=noise))]
+        gate = OpenGate(SimulatedNoise(randomness))
+        stages = [Coreset(3, 40, 3, noise_multiplier=noise)]
         state = {"bound": bound} if noise else {}
-        return run(stages, sites_of(records, offsets), gate, randomness=randomness, state=state)
+        return ran(stages, sites_of(records, offsets), randomness, gate=gate, state=state)
 
     ours = final(*(array_api_strict.asarray(a, device=device) for a in (X, np.asarray(9.0))))
     theirs = final(X, np.asarray(9.0))
     cpu = array_api_strict.Device("CPU_DEVICE")
-    for key in ("coreset", "centres"):
+    for key in ("coreset", "centers"):
         np.testing.assert_allclose(np.asarray(ours[key].to_device(cpu)), theirs[key], rtol=1e-7)
     np.testing.assert_allclose(ours["coreset_weights"], theirs["coreset_weights"], rtol=1e-7)
 

@@ -5,20 +5,19 @@ import pytest
 from scipy import stats
 from sklearn.metrics import adjusted_rand_score
 
-from dpfedc.clustering.stage import SiteBatch, Stage
-from dpfedc.engine.simulated import Sites, run
-from dpfedc.errors import InvalidInput
+from dpfedc.clustering.stage import SiteBatch
+from dpfedc.engine.simulated import Sites
+from dpfedc.errors import DPFedCError, InvalidInput
 from dpfedc.privacy.accountant import gaussian_mu
 from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.noise import SIMULATED, SimulatedNoise
+from dpfedc.privacy.open_gate import OpenGate
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
-from dpfedc.privacy.sampling import RoundSample
 from dpfedc.randomness import Randomness
 from dpfedc.research.rivals.assumed_noise import ASSUMED_SENSITIVITY
 from dpfedc.research.rivals.coreset_kmedian import CoresetKMedian
 from dpfedc.research.rivals.coreset_kmedian_stages import Coreset
-
-ALL = RoundSample(1.0, 1)
+from support.runs import opened, ran
 
 
 def sites_of(X, offsets):
@@ -41,14 +40,9 @@ def test_noise_is_as_large_as_stated(ragged):
     batch = SiteBatch(X, offsets, np.arange(12))
     batch.memory = Coreset(3, 40).prepare(batch, state, randomness)
     for t in (1, 2):
-        gate = Gate(randomness, SimulatedNoise(randomness))
-        exact, noisy = (
-            gate.release(
-                Coreset(3, 40, noise_multiplier=noise).local(batch, state, t, ALL, randomness),
-                batch, ALL, stage="s", t=t,
-            )
-            for noise in (0.0, z)
-        )  # fmt: skip
+        gate = OpenGate(SimulatedNoise(randomness))
+        stages = [Coreset(3, 40, noise_multiplier=noise) for noise in (0.0, z)]
+        exact, noisy = (opened(s, batch, state, randomness, t=t, gate=gate)[1] for s in stages)
         # Round 1: a median of an ordinary cluster moves by 2 bound / (n_i / 2k) at most.
         units = np.minimum(1, 2 * 3 / n_records) if t == 1 else np.full(12, 0.5)
         stated = z * 2**0.5 * 2 * bound * units
@@ -65,21 +59,16 @@ def test_noise_is_as_large_as_stated(ragged):
 def test_records_are_clipped_to_the_bound(ragged):
     X, offsets = ragged
     randomness = Randomness(0)
-    gate = Gate(randomness, SimulatedNoise(randomness))
-    stages = [Stage(Coreset(3, 40, noise_multiplier=0.0))]
-    state = run(
-        stages, sites_of(10 * X, offsets), gate, randomness=randomness,
-        state={"bound": np.asarray(2.0)},
-    )  # fmt: skip
+    gate, sites = OpenGate(SimulatedNoise(randomness)), sites_of(10 * X, offsets)
+    bound = {"bound": np.asarray(2.0)}
+    state = ran([Coreset(3, 40)], sites, randomness, gate=gate, state=bound)
     norms = np.linalg.norm(state["coreset"][36:], axis=1)
     np.testing.assert_allclose(norms, 2.0)
     assert state["coreset_weights"].sum() == pytest.approx(len(X))
-    noisy = run(
-        [Stage(Coreset(3, 40, noise_multiplier=3.0))], sites_of(10 * X, offsets), gate,
-        randomness=randomness, state={"bound": np.asarray(2.0)},
-    )  # fmt: skip
+    stages = [Coreset(3, 40, noise_multiplier=3.0)]
+    noisy = ran(stages, sites, randomness, gate=gate, state=bound)
     assert np.linalg.norm(noisy["coreset"], axis=1).max() <= 2 + 1e-9
-    assert np.isfinite(noisy["centres"]).all()
+    assert np.isfinite(noisy["centers"]).all()
 
 
 def test_the_run_is_stamped_and_its_noise_follows_from_epsilon(blobs):
@@ -89,7 +78,7 @@ def test_the_run_is_stamped_and_its_noise_follows_from_epsilon(blobs):
     assert model.history_.stamps == (ASSUMED_SENSITIVITY, SIMULATED)
     assert model.privacy_ is None
     (stage,) = model._plan(Sites.of(X, sites)).stages
-    assert stage.method.noise_multiplier == pytest.approx(2**0.5 / gaussian_mu(2.0, 1e-4))
+    assert stage.noise_multiplier == pytest.approx(2**0.5 / gaussian_mu(2.0, 1e-4))
     weak = CoresetKMedian(epsilon=1e6, delta=1e-4, **settings).fit(X, sites=sites)
     assert adjusted_rand_score(y, weak.labels_) > 0.95
     strong = CoresetKMedian(epsilon=0.1, delta=1e-4, **settings).fit(X, sites=sites)
@@ -101,6 +90,13 @@ def test_a_gate_with_a_plan_refuses_the_points(ragged):
     X, offsets = ragged
     plan = PrivacyPlan((PlannedRelease("coreset", 2, 12, 2, 1.0),), 1e-5, "local", 12)
     randomness = Randomness(0)
-    gate = Gate(randomness, SimulatedNoise(randomness), plan)
-    with pytest.raises(InvalidInput, match="uploads points, for which no privacy is proved"):
-        run([Stage(Coreset(3, 40))], sites_of(X, offsets), gate, randomness=randomness)
+    noise, sites = SimulatedNoise(randomness), sites_of(X, offsets)
+    with pytest.raises(InvalidInput, match="'coreset' must state a sensitivity"):
+        ran([Coreset(3, 40)], sites, randomness, gate=Gate(plan, noise, randomness))
+
+    class Claiming(Coreset):
+        def sensitivity(self, state, t):
+            return 1.0
+
+    with pytest.raises(DPFedCError, match="uploaded points have no sum over records"):
+        ran([Claiming(3, 40)], sites, randomness, gate=Gate(plan, noise, randomness))

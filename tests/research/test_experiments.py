@@ -23,7 +23,6 @@ from dpfedc.research.experiments.result_tables import (
     NO_NOISE,
     PAPER_TABLE,
     PROVED,
-    mean_and_error,
     privacy_status,
 )
 from dpfedc.research.experiments.results import (
@@ -35,6 +34,7 @@ from dpfedc.research.experiments.results import (
 )
 from dpfedc.research.experiments.runner import run_cell, run_experiment
 from dpfedc.research.published.published_planner import AS_PUBLISHED
+from dpfedc.research.spread import mean_and_error
 from support.tiny_experiment import TINY, tiny
 
 
@@ -100,6 +100,7 @@ def test_an_id_changes_with_every_setting():
     [
         ('name = "tiny"', "name = ", "must be TOML"),
         ('title = "A tiny experiment"', "", "must have title"),
+        ('name = "tiny"', 'name = "../tiny"', "name must be letters, digits"),
         ('shown = "rounds"', 'shown = "cake"', "shown must be one of table, rounds"),
         ("seeds = [0, 1]", "seeds = []", "seeds must be a list with at least one entry"),
         ("seeds = [0, 1]", "seeds = [-1]", "seeds must be >= 0, got -1"),

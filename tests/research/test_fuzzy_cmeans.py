@@ -10,12 +10,12 @@ from sklearn.datasets import load_digits
 from sklearn.utils import check_random_state
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from dpfedc.clustering.stage import Stage
-from dpfedc.engine.simulated import Sites, run
-from dpfedc.errors import InvalidInput
+from dpfedc.engine.simulated import Sites
+from dpfedc.errors import DPFedCError, InvalidInput
 from dpfedc.kernels.metrics import clustering_accuracy
 from dpfedc.privacy.accountant import gaussian_mu
 from dpfedc.privacy.gate import Gate
+from dpfedc.privacy.noise import SimulatedNoise
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
 from dpfedc.randomness import Randomness
 from dpfedc.research.kernels.fuzzy_memberships import fuzzy_centers, fuzzy_losses, fuzzy_memberships
@@ -23,6 +23,7 @@ from dpfedc.research.kernels.local_clustering import seeded_centers
 from dpfedc.research.rivals.fuzzy_cmeans import FederatedFuzzyCMeans
 from dpfedc.research.rivals.fuzzy_cmeans_stages import FuzzyCMeansRounds
 from dpfedc.research.rivals.k_fed_stages import seeding_draws
+from support.runs import ran
 
 CPU, OTHER = (array_api_strict.Device(name) for name in ("CPU_DEVICE", "device1"))
 FUZZIFIERS = [1.25, 2.0, 3.0]
@@ -157,12 +158,10 @@ def test_null_records_are_as_good_as_absent(ragged, rng):
 def test_a_run_on_strict_arrays_gives_the_same(blobs, dtype, device):
     X, _, sites = blobs
     X = X.astype(dtype)
-    method = FuzzyCMeansRounds(3, n_rounds=3, weighted=True, norm_bound=9.0)
+    stage = FuzzyCMeansRounds(3, n_rounds=3, weighted=True, norm_bound=9.0, sites_per_round=4)
 
     def centers(array):
-        federation, randomness = Sites.of(array, sites), Randomness(3)
-        gate = Gate(randomness)
-        return run([Stage(method, 4)], federation, gate, randomness=randomness)["centres"]
+        return ran([stage], Sites.of(array, sites), Randomness(3))["centers"]
 
     expected, strict = centers(X), centers(array_api_strict.asarray(X, device=device))
     assert strict.device == device
@@ -339,7 +338,7 @@ def test_noise_follows_the_stated_sensitivity(blobs, weighted):
         2, epsilon=2.0, delta=1e-3, n_rounds=6, sites_per_round=2, norm_bound=6.0,
         weighted=weighted, random_state=0,
     )  # fmt: skip
-    method = model.fit(X, sites=sites)._plan(Sites.of(X, sites)).stages[0].method
+    method = model.fit(X, sites=sites)._plan(Sites.of(X, sites)).stages[0]
     centers = 2 * 6.0 / (np.array([15, 15, 15, 105]) / (2 * 2))
     size = 2 * 6.0 / (150 / 4 / (2 * 2))
     sensitivity = np.sqrt(centers**2 + size**2) if weighted else centers
@@ -368,13 +367,22 @@ def test_a_planned_gate_refuses_uploads_of_points(blobs):
     X, _, sites = blobs
     plan = PrivacyPlan((PlannedRelease("fuzzy-c-means", 1, 10, 1, 1.0),), 1e-5, "local", 10)
     randomness = Randomness(0)
-    with pytest.raises(InvalidInput, match="no privacy is proved"):
-        run(
-            [Stage(FuzzyCMeansRounds(3, n_rounds=1))],
-            Sites.of(X, sites),
-            Gate(randomness, plan=plan),
-            randomness=randomness,
+    noise, federation = SimulatedNoise(randomness), Sites.of(X, sites)
+    with pytest.raises(InvalidInput, match="'fuzzy-c-means' must state a sensitivity"):
+        ran(
+            [FuzzyCMeansRounds(3, n_rounds=1)],
+            federation,
+            randomness,
+            gate=Gate(plan, noise, randomness),
         )
+
+    class Claiming(FuzzyCMeansRounds):
+        def sensitivity(self, state, t):
+            return 1.0
+
+    stages = [Claiming(3, n_rounds=1)]
+    with pytest.raises(DPFedCError, match="uploaded points have no sum over records"):
+        ran(stages, federation, randomness, gate=Gate(plan, noise, randomness))
 
 
 def test_long_records_are_clipped(rng):

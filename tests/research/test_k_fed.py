@@ -16,13 +16,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from threadpoolctl import threadpool_limits
 
-from dpfedc.clustering.stage import Stage
-from dpfedc.engine.simulated import Sites, run
-from dpfedc.errors import InvalidInput
+from dpfedc.engine.simulated import Sites
+from dpfedc.errors import DPFedCError, InvalidInput
 from dpfedc.kernels.metrics import clustering_accuracy
 from dpfedc.privacy.accountant import gaussian_mu
 from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.noise import SimulatedNoise
+from dpfedc.privacy.open_gate import OpenGate
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
 from dpfedc.randomness import Randomness
 from dpfedc.research.kernels.local_clustering import (
@@ -39,6 +39,7 @@ from dpfedc.research.rivals.k_fed_stages import (
     farthest_first,
     seeding_draws,
 )
+from support.runs import ran
 
 CPU, OTHER = (array_api_strict.Device(name) for name in ("CPU_DEVICE", "device1"))
 
@@ -233,11 +234,10 @@ def test_seeding_draws_in_proportion_to_squared_distance():
 def test_a_run_on_strict_arrays_gives_the_same(blobs, dtype, device):
     X, _, sites = blobs
     X = X.astype(dtype)
-    method = KFedRound(3, 2, norm_bound=9.0)
+    stage = KFedRound(3, 2, norm_bound=9.0)
 
     def centers(array):
-        federation, randomness = Sites.of(array, sites), Randomness(3)
-        return run([Stage(method)], federation, Gate(randomness), randomness=randomness)["centres"]
+        return ran([stage], Sites.of(array, sites), Randomness(3))["centers"]
 
     expected, strict = centers(X), centers(array_api_strict.asarray(X, device=device))
     assert strict.device == device
@@ -385,7 +385,7 @@ def test_noise_follows_the_stated_sensitivity(blobs):
     X, _, sites = blobs
     sites = np.minimum(sites, 3)  # 15, 15, 15 and 105 records
     model = KFed(4, epsilon=2.0, delta=1e-3, clusters_per_site=2, norm_bound=6.0, random_state=0)
-    method = model.fit(X, sites=sites)._plan(Sites.of(X, sites)).stages[0].method
+    method = model.fit(X, sites=sites)._plan(Sites.of(X, sites)).stages[0]
     expected = 2 * 6.0 / (np.array([15, 15, 15, 105]) / (2 * 2)) / gaussian_mu(2.0, 1e-3)
     np.testing.assert_allclose(method.noise_std, expected)
     assert model.privacy_ is None
@@ -411,10 +411,10 @@ def test_noise_is_added_at_every_site(blobs):
             return super().combine(state, released, t)
 
     noise = np.linspace(0.5, 2.0, 400)
-    method = Listening(2, 1, noise_std=noise)
+    stages = [Listening(2, 1, noise_std=noise)]
     randomness = Randomness(11)
-    gate = Gate(randomness, SimulatedNoise(randomness))
-    run([Stage(method)], Sites.of(X, sites), gate, randomness=randomness)
+    gate = OpenGate(SimulatedNoise(randomness))
+    ran(stages, Sites.of(X, sites), randomness, gate=gate)
     scaled = (heard["uploads"][:, 0, :] - X) / noise[:, None]
     assert abs(scaled.std() - 1) < 0.07
     assert abs(np.corrcoef(scaled[:-1].ravel(), scaled[1:].ravel())[0, 1]) < 0.1
@@ -424,13 +424,17 @@ def test_a_planned_gate_refuses_uploads_of_points(blobs):
     X, _, sites = blobs
     plan = PrivacyPlan((PlannedRelease("k-fed", 1, 10, 1, 1.0),), 1e-5, "local", 10)
     randomness = Randomness(0)
-    with pytest.raises(InvalidInput, match="no privacy is proved"):
-        run(
-            [Stage(KFedRound(3, 2))],
-            Sites.of(X, sites),
-            Gate(randomness, plan=plan),
-            randomness=randomness,
-        )
+    noise, federation = SimulatedNoise(randomness), Sites.of(X, sites)
+    with pytest.raises(InvalidInput, match="'k-fed' must state a sensitivity"):
+        ran([KFedRound(3, 2)], federation, randomness, gate=Gate(plan, noise, randomness))
+
+    class Claiming(KFedRound):
+        def sensitivity(self, state, t):
+            return 1.0
+
+    stages = [Claiming(3, 2)]
+    with pytest.raises(DPFedCError, match="uploaded points have no sum over records"):
+        ran(stages, federation, randomness, gate=Gate(plan, noise, randomness))
 
 
 def test_long_records_are_clipped(rng):

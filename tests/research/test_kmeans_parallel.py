@@ -1,5 +1,7 @@
 """Scalable k-means++ over sites: naive loops, scikit-learn, and plain data."""
 
+from dataclasses import replace
+
 import array_api_strict
 import numpy as np
 import pytest
@@ -10,12 +12,12 @@ from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from threadpoolctl import threadpool_limits
 
-from dpfedc.clustering.stage import SiteBatch, Stage
-from dpfedc.engine.simulated import Sites, run
+from dpfedc.clustering.stage import SiteBatch
+from dpfedc.engine.simulated import Sites
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels.metrics import clustering_accuracy
-from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.noise import SimulatedNoise
+from dpfedc.privacy.open_gate import OpenGate
 from dpfedc.privacy.sampling import RoundSample
 from dpfedc.randomness import Randomness
 from dpfedc.research.kernels import seeding
@@ -26,9 +28,10 @@ from dpfedc.research.rivals.kmeans_parallel_stages import (
     StatedNoiseLloyd,
     reclustered,
 )
+from support.runs import opened, ran
 
 ALL = RoundSample(1.0, 1)
-STAGES = [Stage(Candidates(6.0, 7)), Stage(Reclustering(3))]
+STAGES = [Candidates(6.0, 7), Reclustering(3)]
 
 
 @parametrize_with_checks(
@@ -121,9 +124,8 @@ def test_candidates_costs_and_weights_are_those_of_a_loop(ragged, seed):
             heard.append(np.asarray(released.value))
             return super().combine(state, released, t)
 
-    stages = [Stage(Listening(6.0, 7)), Stage(Reclustering(3))]
-    randomness = Randomness(seed)
-    state = run(stages, sites_of(X, offsets), Gate(randomness), randomness=randomness)
+    stages = [Listening(6.0, 7), Reclustering(3)]
+    state = ran(stages, sites_of(X, offsets), Randomness(seed))
     candidates, costs, weights = naive_candidates(X, offsets, seed, 6.0, 7, 3)
     np.testing.assert_array_equal(state["candidates"], candidates)
     np.testing.assert_allclose(heard[1::2], costs)
@@ -186,14 +188,12 @@ def test_a_site_alone_uploads_what_it_uploads_among_others(ragged):
 def test_null_records_are_neither_drawn_nor_counted(ragged):
     X, offsets = ragged
     present = np.arange(len(X)) % 3 > 0
-    gate, randomness = Gate(Randomness(0)), Randomness(0)
+    randomness = Randomness(0)
     squares = naive_squares(X, X[:2]).min(axis=1)
     state = {"candidates": X[:2], "fresh": X[:2], "cost": 1e-9, "first": np.array([0, 0])}
     batch = SiteBatch(X, offsets, np.arange(12), present, {"squares": squares})
     for t, method in ((2, Candidates(6.0)), (1, Reclustering(2))):
-        released = gate.release(
-            method.local(batch, state, t, ALL, randomness), batch, ALL, stage="s", t=t
-        )
+        _, released = opened(method, batch, state, randomness, t=t)
         expected = squares[present].sum() if t == 2 else present.sum()
         assert np.sum(released.value) == pytest.approx(expected)
     # Every record's probability is 1 at this cost, and only those present are uploaded.
@@ -290,16 +290,13 @@ def test_few_records_are_enough(rng):
 def test_arrays_of_the_standard_give_the_same(ragged, name):
     X, offsets = ragged
     device = array_api_strict.Device(name)
-    stages = [*STAGES, Stage(StatedNoiseLloyd(3, 3))]
+    stages = [*STAGES, StatedNoiseLloyd(3, 3)]
 
     def final(records, noise, **state):
         randomness = Randomness(1)
-        gate = Gate(randomness, SimulatedNoise(randomness) if noise else None)
-        methods = [type(s.method)(**{**vars(s.method), "noise_multiplier": noise}) for s in stages]
-        return run(
-            [Stage(method) for method in methods], sites_of(records, offsets), gate,
-            randomness=randomness, state=state,
-        )  # fmt: skip
+        gate = OpenGate(SimulatedNoise(randomness) if noise else None)
+        noisy = [replace(stage, noise_multiplier=noise) for stage in stages]
+        return ran(noisy, sites_of(records, offsets), randomness, gate=gate, state=state)
 
     strict = array_api_strict.asarray(X, device=device)
     for noise in (0.0, 0.01):
@@ -310,7 +307,7 @@ def test_arrays_of_the_standard_give_the_same(ragged, name):
             **{n: array_api_strict.asarray(v, device=device) for n, v in bound.items()},
         )
         theirs = final(X, noise, **bound)
-        for key in ("candidates", "weights", "centres"):
+        for key in ("candidates", "weights", "centers"):
             cpu = ours[key].to_device(array_api_strict.Device("CPU_DEVICE"))
             np.testing.assert_allclose(np.asarray(cpu), theirs[key], rtol=1e-9, atol=1e-12)
 

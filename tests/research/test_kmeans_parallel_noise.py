@@ -1,18 +1,24 @@
 """The noise of scalable k-means++: as large as stated, and never said to be a proof."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
 from sklearn.metrics import adjusted_rand_score
 
-from dpfedc.clustering.stage import SiteBatch, Stage
-from dpfedc.engine.simulated import Sites, run
-from dpfedc.errors import InvalidInput
+from dpfedc.clustering.stage import SiteBatch
+from dpfedc.engine import simulated
+from dpfedc.engine.simulated import Sites
+from dpfedc.errors import DPFedCError, InvalidInput
+from dpfedc.kernels.row_views import Columns
 from dpfedc.privacy.accountant import gaussian_mu
-from dpfedc.privacy.gate import Gate, RecordSum, SiteValues
+from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.noise import SIMULATED, SimulatedNoise
+from dpfedc.privacy.open_gate import OpenGate
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
 from dpfedc.privacy.sampling import RoundSample
+from dpfedc.privacy.sums import OuterSum, SiteValues
 from dpfedc.randomness import Randomness
 from dpfedc.research.rivals.assumed_noise import ASSUMED_SENSITIVITY
 from dpfedc.research.rivals.kmeans_parallel import KMeansParallel
@@ -23,6 +29,7 @@ from dpfedc.research.rivals.kmeans_parallel_stages import (
     StatedNoiseLloyd,
     with_stated_noise,
 )
+from support.runs import opened, ran
 
 ALL = RoundSample(1.0, 1)
 
@@ -31,17 +38,14 @@ def sites_of(X, offsets):
     return Sites.of(X, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)))
 
 
-def noises(method, batch, state, t, n_seeds):
+def noises(stage, batch, state, t, n_seeds):
     """Return what noise adds to a release of round t, over seeds."""
     found = []
     for seed in range(n_seeds):
         randomness = Randomness(seed)
-        gate = Gate(randomness, SimulatedNoise(randomness))
-        exact = type(method)(**{**vars(method), "noise_multiplier": 0.0})
-        a, b = (
-            gate.release(m.local(batch, state, t, ALL, Randomness(0)), batch, ALL, stage="s", t=t)
-            for m in (method, exact)
-        )
+        gate = OpenGate(SimulatedNoise(randomness))
+        exact = replace(stage, noise_multiplier=0.0)
+        a, b = (opened(s, batch, state, Randomness(0), t=t, gate=gate)[1] for s in (stage, exact))
         found.append(np.asarray(a.value) - np.asarray(b.value))
     return np.array(found)
 
@@ -58,7 +62,7 @@ def test_noise_is_as_large_as_stated(ragged):
     X, offsets = ragged
     z, bound, n_sites = 0.7, 6.0, 12
     batch = SiteBatch(X, offsets, np.arange(n_sites))
-    state = {"candidates": X[:4], "fresh": X[:4], "bound": np.asarray(bound), "centres": X[:3],
+    state = {"candidates": X[:4], "fresh": X[:4], "bound": np.asarray(bound), "centers": X[:3],
              "origin": np.zeros(5), "first": np.array([1, 1])}  # fmt: skip
     candidates, lloyd = (
         Candidates(6.0, noise_multiplier=z),
@@ -93,7 +97,7 @@ def test_a_record_changes_the_noisy_sums_by_their_bound_at_most(ragged):
     X, offsets = ragged
     X = 100 * X
     batch = SiteBatch(X, offsets, np.arange(12))
-    state = {"candidates": X[:4], "fresh": X[:4], "bound": np.asarray(6.0), "centres": X[:3],
+    state = {"candidates": X[:4], "fresh": X[:4], "bound": np.asarray(6.0), "centers": X[:3],
              "origin": np.zeros(5)}  # fmt: skip
     for method, t, most in (
         (Candidates(6.0), 2, 4 * 6.0**2),
@@ -105,9 +109,11 @@ def test_a_record_changes_the_noisy_sums_by_their_bound_at_most(ragged):
             batch.present = present
             batch.memory = method.prepare(batch, state, Randomness(0))
             contribution = method.local(batch, state, t, ALL, Randomness(0))
-            noisy = with_stated_noise(contribution, batch, 1e-9)
+            bound = method.sensitivity(state, t)
+            assert bound == pytest.approx(most)
+            noisy = with_stated_noise(contribution, batch, 1e-9, bound)
             assert isinstance(noisy, SiteValues)
-            assert noisy.sensitivity == pytest.approx(most)
+            np.testing.assert_allclose(noisy.noise_std, 1e-9 * most)
             return noisy.values.sum(axis=0)
 
         whole = total(np.ones(len(X), dtype=bool))
@@ -117,13 +123,39 @@ def test_a_record_changes_the_noisy_sums_by_their_bound_at_most(ragged):
         assert 0.5 * most < max(changes) <= most * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("part", [1, 30, 10**6])
+def test_lloyd_rounds_have_their_noise_in_a_run_of_any_parts(ragged, monkeypatch, part):
+    """Every site's noise is in the sum once, however many sites are worked on at a time."""
+    X, offsets = ragged
+    monkeypatch.setattr(simulated, "PART_RECORDS", part)
+    heard = {}
+
+    class Listening(StatedNoiseLloyd):
+        def combine(self, state, released, t):
+            heard[self.noise_multiplier, t] = released.value
+            return state
+
+    z, n_rounds = 0.7, 20
+    state = {"bound": np.asarray(6.0), "centers": X[:3]}
+    for noise in (0.0, z):
+        randomness = Randomness(5)
+        gate = OpenGate(SimulatedNoise(randomness))
+        stages = [Listening(3, n_rounds, noise_multiplier=noise)]
+        ran(stages, sites_of(X, offsets), randomness, gate=gate, state=state)
+    noise = np.array([heard[z, t] - heard[0.0, t] for t in range(1, n_rounds + 1)])
+    std = z * 2**0.5 * 12**0.5
+    assert spread_is(noise, std)
+    assert not spread_is(noise, std * 2 / 3)
+    assert not spread_is(noise, std * 3 / 2)
+
+
 def test_uploaded_points_are_clipped_and_the_mask_survives_noise(ragged):
     X, offsets = ragged
     randomness = Randomness(0)
-    gate = Gate(randomness, SimulatedNoise(randomness))
-    stages = [Stage(Candidates(6.0, 7, noise_multiplier=3.0))]
+    gate = OpenGate(SimulatedNoise(randomness))
+    stages = [Candidates(6.0, 7, noise_multiplier=3.0)]
     state = {"bound": np.asarray(2.0)}
-    noisy = run(stages, sites_of(X, offsets), gate, randomness=randomness, state=state)
+    noisy = ran(stages, sites_of(X, offsets), randomness, gate=gate, state=state)
     assert np.linalg.norm(noisy["candidates"], axis=1).max() <= 2 + 1e-9
     # One first candidate, none in a slot that was empty: far fewer than the 12 x slots sent.
     assert 1 <= len(noisy["candidates"]) <= 40
@@ -144,8 +176,8 @@ def test_the_run_is_stamped_and_its_noise_follows_from_epsilon(blobs):
     plan = model._plan(Sites.of(X, sites))
     # 1 + 5 uploads of points, 5 costs, counts, and 9 * 5 / 10 rounds of Lloyd, rounded up.
     z = (6 + 5 + 1 + 5) ** 0.5 / gaussian_mu(2.0, 1e-4)
-    assert [stage.method.noise_multiplier for stage in plan.stages] == pytest.approx([z] * 3)
-    assert plan.stages[-1].method.least_count == pytest.approx(1 + 2 * z * 10**0.5)
+    assert [stage.noise_multiplier for stage in plan.stages] == pytest.approx([z] * 3)
+    assert plan.stages[-1].min_count == pytest.approx(1 + 2 * z * 10**0.5)
     weak = KMeansParallel(epsilon=1e6, delta=1e-4, **settings).fit(X, sites=sites)
     assert adjusted_rand_score(y, weak.labels_) > 0.95
     strong = KMeansParallel(epsilon=0.1, delta=1e-4, **settings).fit(X, sites=sites)
@@ -157,12 +189,17 @@ def test_a_gate_with_a_plan_refuses_the_points(ragged):
     X, offsets = ragged
     plan = PrivacyPlan((PlannedRelease("candidates", 7, 12, 7, 1.0),), 1e-5, "local", 12)
     randomness = Randomness(0)
-    gate = Gate(randomness, SimulatedNoise(randomness), plan)
-    with pytest.raises(InvalidInput, match="uploads points, for which no privacy is proved"):
-        run([Stage(Candidates(6.0, 7))], sites_of(X, offsets), gate, randomness=randomness)
+    noise, sites = SimulatedNoise(randomness), sites_of(X, offsets)
+    for error, message, state in (
+        (InvalidInput, "'candidates' must state a sensitivity", {}),
+        (DPFedCError, "uploaded points have no sum over records", {"bound": np.asarray(2.0)}),
+    ):
+        gate = Gate(plan, noise, randomness)
+        with pytest.raises(error, match=message):
+            ran([Candidates(6.0, 7)], sites, randomness, gate=gate, state=state)
 
 
 def test_without_noise_a_sum_stays_as_it_is(ragged):
     X, offsets = ragged
-    total = RecordSum(X[:, 0], 1.0, lambda weights: weights @ X)
-    assert with_stated_noise(total, SiteBatch(X, offsets, np.arange(12)), 0.0) is total
+    total = OuterSum(np.ones((len(X), 1)), Columns.of(X), X[:, 0], shape=(5,))
+    assert with_stated_noise(total, SiteBatch(X, offsets, np.arange(12)), 0.0, 1.0) is total

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from dpfedc.clustering.run_plan import Choices, Federation
+from dpfedc.clustering.run_plan import Federation
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels.local_steps import local_centroid_step
 from dpfedc.research.published.algorithm import Published
@@ -14,7 +14,9 @@ from dpfedc.research.published.published_account import published_epsilon, worst
 from dpfedc.research.published.published_planner import published_noise, published_noise_multipliers
 from dpfedc.settings import Penalty, PrivacyTarget
 
-PAPER = Choices(10, n_rounds=100, sites_per_round=30, batch_size=50, extra_steps=10)
+PAPER = {
+    "n_clusters": 10, "n_rounds": 100, "sites_per_round": 30, "batch_size": 50, "extra_steps": 10,
+}  # fmt: skip
 SITES = Federation(784, np.full(100, 100))
 TARGET = PrivacyTarget(20.0, 1e-4)
 
@@ -65,8 +67,8 @@ def test_multipliers_depend_on_neither_the_bound_nor_the_step(bound):
 
 def test_the_worst_off_site_counts_for_all():
     facts = Federation(2, np.array([100, 12, 100]))
-    choices = Choices(2, n_rounds=4, extra_steps=2, batch_size=8)
-    z, _ = published_noise_multipliers(choices, facts, PrivacyTarget(5.0, 1e-3))
+    given = {"n_clusters": 2, "n_rounds": 4, "extra_steps": 2, "batch_size": 8}
+    z, _ = published_noise_multipliers(given, facts, PrivacyTarget(5.0, 1e-3))
     assert z.shape == (4, 3)
 
     def epsilon(multipliers):

@@ -14,14 +14,13 @@ import pytest
 from sklearn.utils import check_random_state
 
 from dpfedc import DPFedC
-from dpfedc.clustering.stage import Stage
-from dpfedc.engine.simulated import Sites, run
+from dpfedc.engine.simulated import Sites
 from dpfedc.errors import InvalidInput
-from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.schedule import schedule
 from dpfedc.randomness import Randomness
 from dpfedc.research.published.algorithm import Published
 from dpfedc.settings import Penalty
+from support.runs import ran
 
 K_CLUSTERS, N_FEATURES, N_ROUNDS = 3, 4, 10
 
@@ -126,7 +125,7 @@ def epsilon_of_a_round(total, blocks, extra, batch_size, p):
     return total / (q**2 * math.sqrt(p * N_ROUNDS / (1 - q)))
 
 
-def library(X, sites, randomness, method, per_round):
+def library(X, sites, randomness, stage):
     """Return the same history from the library."""
     history = []
 
@@ -136,8 +135,7 @@ def library(X, sites, randomness, method, per_round):
         history.append((np.asarray(state["W"]).T, H))
         return {}
 
-    run([Stage(method, per_round)], Sites.of(X, sites), Gate(randomness),
-        randomness=randomness, on_round=lambda entry: None, diagnose=keep)  # fmt: skip
+    ran([stage], Sites.of(X, sites), randomness, seen=keep)
     return history
 
 
@@ -152,7 +150,7 @@ def test_ten_rounds_agree_with_the_paper(per_round, G, mu_w):
     X, sites = federation(RAGGED)
     settings = {**SETTINGS, "mu_w": mu_w}
     expected = oracle(X, sites, Randomness(11), **settings, per_round=per_round, G=G)
-    method = Published(
+    stage = Published(
         K_CLUSTERS,
         N_ROUNDS,
         penalty=Penalty(settings["rho"], settings["mu_h"], mu_w),
@@ -160,8 +158,9 @@ def test_ten_rounds_agree_with_the_paper(per_round, G, mu_w):
         extra_steps=settings["extra"],
         batch_size=settings["batch_size"],
         gradient_bound=G or math.inf,
+        sites_per_round=per_round,
     )
-    got = library(X, sites, Randomness(11), method, per_round)
+    got = library(X, sites, Randomness(11), stage)
     assert len(got) == len(expected) == N_ROUNDS
     for (W, H), (W_expected, H_expected) in zip(got, expected, strict=True):
         np.testing.assert_allclose(W, W_expected, atol=1e-6)

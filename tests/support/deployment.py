@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dpfedc.clustering.registry import method_named
 from dpfedc.deployment.agreement import Agreement, Site
 from dpfedc.deployment.coordinator import Coordinator
+from dpfedc.deployment.keys import public_key
 from dpfedc.deployment.messages import Refusal
 from dpfedc.deployment.proposal import proposed
-from dpfedc.deployment.receipts import public_key
 from dpfedc.deployment.site_run import SiteRun
+from dpfedc.engine.rounds import run
+from dpfedc.engine.simulated import SimulatedSites, Sites
 from dpfedc.errors import DPFedCError
+from dpfedc.model_file import ClusterModel
+from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.ledger import GaussianCap, Ledger
+from dpfedc.privacy.noise import SimulatedNoise
+from dpfedc.randomness import Randomness
 
 KEY = bytes(range(32))
 SIZES = {"berlin": 120, "geneva": 80, "lisbon": 100}
@@ -53,6 +60,32 @@ def agreed(method: str = "dp-lloyd", **changes: Any) -> Agreement:
         "min_answers": 1,
     }
     return proposed(**{**terms, **changes})
+
+
+class NoiseOfEach(SimulatedNoise):
+    """The sum of the noises that the sites would each draw alone: what separate sites add."""
+
+    def gaussian(self, shape, std, *, stage, t, sites):
+        alone = std / len(sites) ** 0.5
+        draws = [super(NoiseOfEach, self).gaussian(shape, alone, stage=stage, t=t, sites=[i])
+                 for i in sites]  # fmt: skip
+        return np.sum(draws, axis=0)
+
+
+def in_one_process(agreement: Agreement, parts: Iterable[np.ndarray]) -> ClusterModel:
+    """Return the model of the same run in the simulator, from the sites' records."""
+    parts, randomness = list(parts), Randomness(agreement.seed)
+    X, ids = np.vstack(parts), np.repeat(range(len(parts)), [len(part) for part in parts])
+    gate = Gate(agreement.privacy, NoiseOfEach(randomness), randomness)
+    last = run(
+        agreement.plan.stages,
+        SimulatedSites(Sites.of(X, ids), gate, randomness),
+        randomness=randomness,
+        state=agreement.declared,
+    )
+    return method_named(agreement.method).model(
+        agreement.settings, agreement.plan, last.state, feature_names=None, about={}
+    )
 
 
 def new_ledger(folder: Path, site: str, cap: Any = None) -> None:

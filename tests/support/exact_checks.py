@@ -4,12 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpfedc.privacy import exact
 from dpfedc.privacy.exact import SENSITIVITY
-from dpfedc.privacy.gate import Gate, RecordSum
+from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.noise import SecureNoise
-from support.noise_checks import empty_batch
-from support.sensitivity import COINS, contribution_of
+from support.noise_checks import noise_of, plan_of
+from support.sensitivity import part_of
 
 
 @dataclass(frozen=True)
@@ -24,12 +23,9 @@ class Fixed(SecureNoise):
 
 def units(case, absent=()):
     """Return the exact sum of the case in grid units, as Python integers."""
-    batch, sample, contribution = contribution_of(case, absent)
-    keep = np.asarray(Gate(COINS)._weights(contribution, batch, sample)) > 0
+    gate = Gate(plan_of("local"), Fixed())
     with np.errstate(all="ignore"):
-        total = exact.exact_sum(
-            contribution.terms, keep, contribution.bound, symmetric=contribution.symmetric
-        )
+        total = gate._sum(part_of(case, absent), case.stage.name, case.bound)
     assert total.dtype == np.int64
     return [int(entry) for entry in np.ravel(total)]
 
@@ -49,18 +45,7 @@ def is_bounded(case):
     return farthest(case) <= SENSITIVITY**2
 
 
-def nothing(n, shape, *, bound=1.0, symmetric=False):
-    """Return a sum to which n records add nothing."""
-    return RecordSum(
-        np.zeros(n), bound, lambda _: np.zeros(shape), symmetric,
-        lambda rows: np.zeros((rows.stop - rows.start, *shape)),
-    )  # fmt: skip
-
-
-def secure_noise_of(plan, shape, *, sites=0, stage="mean", bound=1.0, symmetric=False):
+def secure_noise_of(plan, shape, **where):
     """Return what a gate with secure noise lets out where records add nothing, and its event."""
-    gate, batch = Gate(noise=SecureNoise(), plan=plan), empty_batch(sites)
-    sums = nothing(batch.n_records, shape, bound=bound, symmetric=symmetric)
-    sample = gate.sample(batch, stage=stage, t=1)
-    released = gate.release(sums, batch, sample, stage=stage, t=1)
-    return released.value, gate.events[-1]
+    gate = Gate(plan, SecureNoise())
+    return noise_of(gate, shape, **where), gate.events[-1]

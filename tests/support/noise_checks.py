@@ -6,9 +6,11 @@ import numpy as np
 from scipy import stats
 
 from dpfedc.clustering.stage import SiteBatch
-from dpfedc.privacy.gate import Gate, RecordSum
+from dpfedc.kernels.row_views import Columns
+from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.noise import SimulatedNoise
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
+from dpfedc.privacy.sums import OuterSum
 from dpfedc.randomness import Randomness
 
 STAGES = ("bound", "mean", "scale", "subspace", "factorisation", "centres")
@@ -32,7 +34,7 @@ def plan_of(trust="trusted-server", *, n_sites=8, rounds=1000, q=1.0, **assumed)
 def gate_of(plan, seed=0):
     """Return a gate that follows the plan with simulated noise."""
     randomness = Randomness(seed)
-    return Gate(randomness, SimulatedNoise(randomness), plan)
+    return Gate(plan, SimulatedNoise(randomness), randomness)
 
 
 def empty_batch(sites):
@@ -41,14 +43,40 @@ def empty_batch(sites):
     return SiteBatch(np.zeros((len(sites), 1)), np.arange(len(sites) + 1), sites)
 
 
-def noise_of(gate, shape, *, sites=0, stage="mean", t=1, sensitivity=1.0, symmetric=False):
+def nothing(n, shape, *, symmetric=False):
+    """Return a sum to which n records add nothing."""
+    shape = tuple(np.atleast_1d(shape))
+    rows = Columns.of(np.zeros((n, int(np.prod(shape)))))
+    return OuterSum(np.zeros((n, 1)), rows, np.zeros(n), shape=shape, symmetric=symmetric)
+
+
+def let_out(gate, contribution, batch, sample=None, *, stage="mean", t=1, sensitivity=1.0):
+    """Release what the batch's sites contribute; of records that the gate draws, unless given."""
+    sample = sample or gate.sample(batch, stage=stage, t=t)
+    parts = [(contribution, batch, sample)]
+    return gate.release(parts, batch.sites, stage=stage, t=t, sensitivity=sensitivity)
+
+
+def noise_of(gate, shape, *, sites=0, symmetric=False, **where):
     """Return what the gate lets out where the records add nothing: the noise alone."""
     batch = empty_batch(sites)
-    nothing = RecordSum(
-        np.zeros(batch.n_records), sensitivity, lambda _: np.zeros(shape), symmetric
-    )
-    sample = gate.sample(batch, stage=stage, t=t)
-    return np.asarray(gate.release(nothing, batch, sample, stage=stage, t=t).value)
+    sums = nothing(batch.n_records, shape, symmetric=symmetric)
+    return np.asarray(let_out(gate, sums, batch, **where).value)
+
+
+def logged_releases(gate):
+    """Return what the most used site has met, by the gate's own log and counts."""
+    logged = {}
+    for event in gate.events:
+        logged.setdefault(event.stage, []).append(event)
+    return tuple(
+        PlannedRelease(
+            stage, len(events), events[0].n_sites, int(gate._charged[stage].max()),
+            min(event.noise_multiplier for event in events),
+            max(event.sampling_probability for event in events),
+        )
+        for stage, events in logged.items()
+    )  # fmt: skip
 
 
 def has_std(noise, std):

@@ -6,7 +6,7 @@ import numpy as np
 
 from dpfedc.clustering.centers import Centers, Lengths
 from dpfedc.clustering.lloyd import LloydSums
-from dpfedc.clustering.stage import SiteBatch
+from dpfedc.clustering.stage import SiteBatch, Stage
 from dpfedc.clustering.standardize import (
     Bound,
     Mean,
@@ -16,9 +16,10 @@ from dpfedc.clustering.standardize import (
 )
 from dpfedc.clustering.sums_and_gram import SumsAndGram
 from dpfedc.kernels.clipping import clip_weights
-from dpfedc.kernels.standardized import is_far
-from dpfedc.privacy.gate import Gate, RecordSum
+from dpfedc.kernels.row_views import is_far
+from dpfedc.privacy.open_gate import OpenGate
 from dpfedc.privacy.sampling import sampled_by_coins, sampled_by_slot
+from dpfedc.privacy.sums import OuterSum
 from dpfedc.randomness import Randomness
 
 COINS = Randomness(5)
@@ -26,9 +27,9 @@ COINS = Randomness(5)
 
 @dataclass(frozen=True)
 class Case:
-    """One round of one method on some sites, and what the server has broadcast before it."""
+    """One round of one stage on some sites, and what the server has broadcast before it."""
 
-    method: object
+    stage: Stage
     state: dict
     X: np.ndarray
     sizes: tuple
@@ -43,6 +44,11 @@ class Case:
     @property
     def n_records(self):
         return len(self.X)
+
+    @property
+    def bound(self):
+        """Return the stated sensitivity: what every record is clipped to."""
+        return self.stage.sensitivity(self.state, self.t)
 
     def with_record(self, j, x):
         """Return the case with record j replaced."""
@@ -77,35 +83,40 @@ def batch_of(case, absent=()):
     sites = np.arange(len(case.sizes)) + 3
     batch = SiteBatch(case.X, case.offsets, sites, present)
     with np.errstate(all="ignore"):  # records as long as floats go overflow on purpose
-        batch.memory = case.method.prepare(batch, case.state, COINS)
+        batch.memory = case.stage.prepare(batch, case.state, COINS)
     return batch
 
 
 def dealing_of(case, batch):
     """Return which records are in the round: a record's coin does not depend on any other."""
-    parts = case.method.n_parts(case.t)
+    parts = case.stage.n_parts(case.t)
     if case.q == 1:
         return sampled_by_slot(batch, parts)
     return sampled_by_coins(
-        batch, case.q, parts, randomness=case.coins, stage=case.method.name, t=case.t
+        batch, case.q, parts, randomness=case.coins, stage=case.stage.name, t=case.t
     )
 
 
-def contribution_of(case, absent=()):
-    """Return the batch, its dealing, and what it would release."""
+def part_of(case, absent=()):
+    """Return what the sites contribute, not yet released, with the batch and its dealing."""
     batch = batch_of(case, absent)
     sample = dealing_of(case, batch)
     with np.errstate(all="ignore"):
-        return batch, sample, case.method.local(batch, case.state, case.t, sample, COINS)
+        contribution = case.stage.local(batch, case.state, case.t, sample, COINS)
+    return contribution, batch, sample
+
+
+def released_by(gate, case, absent=(), *, stage=None, t=None):
+    """Return what the gate lets out of the case, as a round of its own stage unless told."""
+    part = part_of(case, absent)
+    place = {"stage": stage or case.stage.name, "t": t or case.t}
+    with np.errstate(all="ignore"):
+        return gate.release([part], part[1].sites, sensitivity=case.bound, **place)
 
 
 def exact_release(case, absent=()):
-    """Return what leaves the sites, without noise, and its stated sensitivity."""
-    batch, sample, contribution = contribution_of(case, absent)
-    gate = Gate(COINS)
-    with np.errstate(all="ignore"):
-        released = gate.release(contribution, batch, sample, stage=case.method.name, t=case.t)
-    return np.asarray(released.value, dtype=np.float64), gate.events[-1].sensitivity
+    """Return what leaves the sites, clipped as by any gate, without noise."""
+    return np.asarray(released_by(OpenGate(), case, absent).value, dtype=np.float64)
 
 
 def distance(one, other, *, symmetric):
@@ -128,12 +139,10 @@ def movement(case, j):
 
 def change(case, other, absent=()):
     """Return how far apart two exact releases are, over the stated sensitivity."""
-    one, stated = exact_release(case)
-    two, stated_for_two = exact_release(other, absent)
+    one, two = exact_release(case), exact_release(other, absent)
     assert np.isfinite(one).all()
     assert np.isfinite(two).all()
-    assert stated == stated_for_two  # it is public, so no record may change it
-    return distance(one, two, symmetric=isinstance(case.method, Subspace)) / stated
+    return distance(one, two, symmetric=isinstance(case.stage, Subspace)) / case.bound
 
 
 def rounding(case):
@@ -144,58 +153,58 @@ def rounding(case):
     the numbers that are added for record j before any of them cancel. Two releases are compared,
     and the clip's own weight and norm are rounded too.
     """
-    batch, sample, contribution = contribution_of(case)
+    contribution, batch, sample = part_of(case)
     n, m = case.X.shape
-    chain = n + m + 2 * getattr(case.method, "n_clusters", 0) + 8
-    if not isinstance(contribution, RecordSum):
+    chain = n + m + 2 * getattr(case.stage, "n_clusters", 0) + 8
+    if not isinstance(contribution, OuterSum):
         # Formed in double precision. Each of Q2 steps rounds W_i once; the upload is n_i (W_i - W).
         size = 1 + np.abs(np.asarray(case.state["W"], dtype=np.float64)).sum()
         total = n * sample.n_parts * chain * size
-        return float(2 * chain * np.finfo(np.float64).eps * total / contribution.sensitivity)
-    weights = clip_weights(contribution.norms, contribution.bound, batch.present)
+        return float(2 * chain * np.finfo(np.float64).eps * total / case.bound)
+    weights = clip_weights(contribution.norms, case.bound, batch.present)
     weights = np.asarray(weights, dtype=np.float64)
     used = weights > 0
     total = float((weights[used] * added_sizes(case, batch)[used]).sum())
     unit = float(np.finfo(case.X.dtype).eps) / 2
-    return chain * unit * (2 + 2 * total / contribution.bound)
+    return chain * unit * (2 + 2 * total / case.bound)
 
 
 def added_sizes(case, batch):
     """Return s_j: how large the numbers are that a release adds up for each record."""
-    method, state, X = case.method, case.state, case.X
+    stage, state, X = case.stage, case.state, case.X
     with np.errstate(all="ignore"):
-        if isinstance(method, Bound | Lengths):
+        if isinstance(stage, Bound | Lengths):
             sizes = np.full(case.n_records, 2.0)
-        elif isinstance(method, Mean):
-            sizes = centerd_lengths(X, state["origin"], state["bound"])
-        elif isinstance(method, Scale):
-            sizes = length(X - state["center"])
-        elif isinstance(method, Subspace):
+        elif isinstance(stage, Mean):
+            sizes = centered_lengths(X, state["origin"], state["bound"])
+        elif isinstance(stage, Scale):
+            sizes = length(X - state["data_mean"])
+        elif isinstance(stage, Subspace):
             sizes = wide(batch.memory["squared_norms"])
-        elif isinstance(method, LloydSums):
-            lengths = centerd_lengths(X, state["origin"], state["bound"])
+        elif isinstance(stage, LloydSums):
+            lengths = centered_lengths(X, state["origin"], state["bound"])
             sizes = wide(batch.memory["factors"]) * lengths + 1
-        elif isinstance(method, Centers):
-            sizes = centerd_sizes(case, batch) + 1 + wide(batch.memory["plain_squares"])
-        elif isinstance(method, SumsAndGram):
-            sizes = centerd_sizes(case, batch) + method.constant + 1
+        elif isinstance(stage, Centers):
+            sizes = centered_sizes(case, batch) + 1 + wide(batch.memory["plain_squares"])
+        elif isinstance(stage, SumsAndGram):
+            sizes = centered_sizes(case, batch) + stage.constant + 1
         else:
             h = length(memberships(case))
             fitted = h * length(state["W"]).sum()
-            sizes = 2 * h * (fitted + centerd_sizes(case, batch) + method.constant)
+            sizes = 2 * h * (fitted + centered_sizes(case, batch) + stage.constant)
     return sizes
 
 
-def centerd_sizes(case, batch):
+def centered_sizes(case, batch):
     """Return the size of what enters sums for x - center, rescaled."""
-    lengths = centerd_lengths(case.X, case.state["center"], case.state["scale"])
+    lengths = centered_lengths(case.X, case.state["data_mean"], case.state["scale"])
     sizes = wide(batch.memory["factors"]) * lengths
     if "basis" in case.state:
         sizes = sizes * np.abs(wide(case.state["basis"])).sum()
     return sizes
 
 
-def centerd_lengths(X, center, scale):
+def centered_lengths(X, center, scale):
     """Return |x - center| of each record; |x| + |center| where they enter sums apart and cancel."""
     if is_far(center, scale):
         return length(X - center)
@@ -206,9 +215,9 @@ def memberships(case, absent=()):
     """Return H as the sites of the case compute it."""
     with np.errstate(all="ignore"):
         batch = batch_of(case, absent)
-        view = standardized_view(batch, case.state, case.method.constant)
-        W, rho = case.state["W"], case.method.orthogonality(case.t)
-        return case.method._memberships(view, W, W @ W.T, rho)[1]
+        view = standardized_view(batch, case.state, case.stage.constant)
+        W, rho = case.state["W"], case.stage.orthogonality(case.t)
+        return case.stage.memberships(view, W, W @ W.T, rho)[1]
 
 
 def length(rows):

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from dpfedc.clustering.centers import Centers, Lengths
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.lloyd import LloydSums
+from dpfedc.clustering.local_steps import LocalSteps, largest_batch_ratio
 from dpfedc.clustering.standardize import Bound, Mean, Scale, Subspace
 from dpfedc.clustering.sums_and_gram import SumsAndGram
-from dpfedc.privacy.sampling import largest_batch_ratio
 from dpfedc.settings import Penalty
 from support.sensitivity import Case
 
@@ -36,8 +36,8 @@ def federations(draw, largest=6):
 
 
 @st.composite
-def cases(draw, stage):
-    """Return a case of the stage and the number of one of its records."""
+def cases(draw, name):
+    """Return a case of the named stage and the number of one of its records."""
     dtype, sizes, kinds = draw(federations())
     n_features, k = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -46,18 +46,18 @@ def cases(draw, stage):
     state = hostile_state(rng, n_features, k, bound=bound, dtype=dtype, farther=farther)
     constant = draw(st.sampled_from([0.0, 0.5]))
     clip, rho = draw(st.sampled_from([0.03, 0.1, 1.0])), draw(st.sampled_from([0.0, 0.3, 1.0]))
-    method, t = method_of(stage, k, constant=constant, clip=clip, rho=rho)
+    stage, t = stage_of(name, k, constant=constant, clip=clip, rho=rho)
     with_subspace = ("one step", "sums and Gram", "lengths", "clusters")
-    if stage in with_subspace and not constant and draw(st.booleans()):
+    if name in with_subspace and not constant and draw(st.booleans()):
         state = with_basis(rng, state, draw(st.integers(1, n_features)), honest=draw(st.booleans()))
     state = with_centers(rng, state, constant, unit=draw(st.booleans()))
     X = hostile_records(rng, kinds, state, bound=bound, dtype=dtype)
-    q = draw(st.sampled_from([1.0, 0.5])) if stage in ("one step", "sums and Gram") else 1.0
-    return Case(method, state, X, sizes, t, q), draw(st.integers(0, sum(sizes) - 1))
+    q = draw(st.sampled_from([1.0, 0.5])) if name in ("one step", "sums and Gram") else 1.0
+    return Case(stage, state, X, sizes, t, q), draw(st.integers(0, sum(sizes) - 1))
 
 
-def method_of(stage, k=3, *, constant=0.0, clip=0.03, rho=1.0):
-    """Return a method of the stage, and the round it is in."""
+def stage_of(name, k=3, *, constant=0.0, clip=0.03, rho=1.0):
+    """Return a stage by its name here, and the round it is in."""
     penalty = Penalty(orthogonality=rho)
     return {
         "bound": (Bound(1.0), 1),
@@ -70,7 +70,7 @@ def method_of(stage, k=3, *, constant=0.0, clip=0.03, rho=1.0):
         "lengths": (Lengths(k, penalty=penalty, constant=constant), 1),
         "clusters": (Centers(k, penalty=penalty, constant=constant, bounded=True), 1),
         "nearest": (Centers(k, n_rounds=3, refine=True, constant=constant, bounded=True), 2),
-    }[stage]
+    }[name]
 
 
 @st.composite
@@ -83,21 +83,21 @@ def several_steps(draw, n_parts, q):
     constant = draw(st.sampled_from([0.0, 0.5]))
     state = with_centers(rng, state, constant, unit=draw(st.booleans()))
     X = hostile_records(rng, kinds, state, bound=1.0, dtype=dtype)
-    method = local_method(
+    stage = local_steps(
         k, n_parts, sizes, q=q, constant=constant,
         ridge=draw(st.sampled_from([0.0, 0.5])), clip=draw(st.sampled_from([0.03, 0.3, 3.0])),
     )  # fmt: skip
-    return Case(method, state, X, sizes, 1, q), draw(st.integers(0, sum(sizes) - 1))
+    return Case(stage, state, X, sizes, 1, q), draw(st.integers(0, sum(sizes) - 1))
 
 
-def local_method(k, n_parts, sizes, *, q, constant=0.0, ridge=0.0, clip=0.3):
+def local_steps(k, n_parts, sizes, *, q, constant=0.0, ridge=0.0, clip=0.3):
     """Return a factorisation whose first round takes n_parts local steps.
 
     A part that is larger than the step size allows for may expand a step: the plan sets delta
     aside for it. Here the chance of that is one in a billion.
     """
     ratio = largest_batch_ratio(np.asarray(sizes), n_parts - 1, 1, probability=q, failure=1e-9)
-    return Factorization(
+    return LocalSteps(
         k, 1, extra_steps=n_parts - 1, batch_ratio=ratio, constant=constant, clip_norm=clip,
         penalty=Penalty(centroid_ridge=ridge),
     )  # fmt: skip
@@ -113,13 +113,13 @@ def hostile_state(rng, n_features, k, *, bound, dtype, farther=1.0):
     scale, reach = bound * 2.0 ** rng.uniform(-10, 0.4), FAR[dtype] * farther
     origin = vector(bound * reach * rng.choice([0.0, rng.random()]))
     center = vector(scale * reach * rng.choice([0.0, rng.random()]))
-    values = {"origin": origin, "bound": bound, "center": center, "scale": scale}
+    values = {"origin": origin, "bound": bound, "data_mean": center, "scale": scale}
     return {name: np.asarray(value, dtype=dtype) for name, value in values.items()} | {"k": k}
 
 
 def with_basis(rng, state, dimensions, *, honest):
     """Return the state with a basis; a dishonest one has rows of any length, at any angle."""
-    center = state["center"]
+    center = state["data_mean"]
     basis = rng.standard_normal((len(center), dimensions))
     basis = np.linalg.qr(basis)[0].T if honest else basis.T * rng.choice([0.1, 1.0, 3.0])
     return {**state, "basis": basis.astype(center.dtype)}
@@ -128,7 +128,7 @@ def with_basis(rng, state, dimensions, *, honest):
 def with_centers(rng, state, constant, *, unit):
     """Return the state with centres W: unit rows, or any rows with entries of at most 1."""
     state = dict(state)
-    k, center = state.pop("k"), state["center"]
+    k, center = state.pop("k"), state["data_mean"]
     width = len(state["basis"]) if "basis" in state else len(center) + (constant != 0)
     W = rng.uniform(-1, 1, (k, width)) * rng.choice([1e-4, 1.0, 1.0], (k, 1))
     W[rng.integers(k)] = W[0]
@@ -136,12 +136,12 @@ def with_centers(rng, state, constant, *, unit):
         W = W / np.linalg.norm(W, axis=1, keepdims=True)
     centers = rng.uniform(-1, 1, (k, len(center)))
     W, centers = W.astype(center.dtype), centers.astype(center.dtype)
-    return {**state, "W": W, "centres": centers}
+    return {**state, "W": W, "centers": centers}
 
 
 def hostile_records(rng, kinds, state, *, bound, dtype):
     """Return one record of each kind; long ones are clipped, huge ones have no norm."""
-    center, W = state["center"], state["W"]
+    center, W = state["data_mean"], state["W"]
     n_features = len(center)
     X = np.zeros((len(kinds), n_features))
     for j, kind in enumerate(kinds):
@@ -159,13 +159,13 @@ def hostile_records(rng, kinds, state, *, bound, dtype):
     return X.astype(dtype)
 
 
-def plain_case(method, t=1, *, n=12, n_features=3, dtype=np.float64, basis=False, q=1.0):
-    """Return a case of the method in which every record is long, and the broadcast is honest."""
+def plain_case(stage, t=1, *, n=12, n_features=3, dtype=np.float64, basis=False, q=1.0):
+    """Return a case of the stage in which every record is long, and the broadcast is honest."""
     rng = np.random.default_rng(0)
-    k = getattr(method, "n_clusters", 3)
+    k = getattr(stage, "n_clusters", 3)
     state = hostile_state(rng, n_features, k, bound=1.0, dtype=dtype)
     if basis:
         state = with_basis(rng, state, 2, honest=True)
-    state = with_centers(rng, state, getattr(method, "constant", 0.0), unit=True)
+    state = with_centers(rng, state, getattr(stage, "constant", 0.0), unit=True)
     X = hostile_records(rng, ["long"] * n, state, bound=1.0, dtype=dtype)
-    return Case(method, state, X, (n // 3, n - n // 3), t, q)
+    return Case(stage, state, X, (n // 3, n - n // 3), t, q)

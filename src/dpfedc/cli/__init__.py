@@ -20,6 +20,7 @@ from dpfedc.cli.ledger import ledger
 from dpfedc.cli.options import flag_option
 from dpfedc.cli.plan import plan
 from dpfedc.cli.predict import predict
+from dpfedc.cli.report import report
 from dpfedc.cli.run import run
 from dpfedc.cli.server import server
 from dpfedc.cli.site import site
@@ -28,7 +29,7 @@ from dpfedc.errors import DPFedCError
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
-for _command in (demo, plan, fit, predict, evaluate, account):
+for _command in (demo, plan, fit, predict, evaluate, report, account):
     app.command()(_command)
 app.add_typer(experiment)
 app.add_typer(ledger)

@@ -170,7 +170,7 @@ def _print_comparison(found: Comparison) -> None:
 def _print_published(chosen: dict[str, Any], *, clipped: bool) -> None:
     import numpy as np
 
-    from dpfedc.clustering.run_plan import Choices, Federation
+    from dpfedc.clustering.run_plan import Federation
     from dpfedc.privacy.schedule import most_rounds_of_a_site
     from dpfedc.privacy.statement import rounded_up
     from dpfedc.research.published.published_account import published_epsilon, worst_rounds
@@ -181,13 +181,12 @@ def _print_published(chosen: dict[str, Any], *, clipped: bool) -> None:
         chosen[name] for name in ("--sites", "--sites-per-round", "--rounds")
     )
     require_integer("--sites-per-round", per_round, least=1, most=n_sites)
-    choices = Choices(
-        n_clusters=1,
-        n_rounds=n_rounds,
-        sites_per_round=per_round,
-        batch_size=chosen["--batch-size"],
-        extra_steps=chosen["--extra-steps"],
-    )
+    choices = {
+        "n_rounds": n_rounds,
+        "sites_per_round": per_round,
+        "batch_size": chosen["--batch-size"],
+        "extra_steps": chosen["--extra-steps"],
+    }
     facts = Federation(1, np.full(n_sites, chosen["--records-per-site"]))
     target = PrivacyTarget(chosen["--epsilon"], chosen["--delta"])
     z, violated = published_noise_multipliers(choices, facts, target)

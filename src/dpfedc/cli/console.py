@@ -5,53 +5,54 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
 from dpfedc.privacy.statement import NOT_COVERED, split_subject
-
-if TYPE_CHECKING:
-    from dpfedc.engine.run_record import RoundRecord
 
 _WIDE = 60
 """From so many columns on, the subject of a paragraph stands beside it."""
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[RoundRecord, int], None]]:
-    """Show a bar on the terminal, from the first round on; hand out what to call after each round.
+def progress_bar(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on the terminal, from the first news on; hand out what to tell (done, total).
 
     It goes to stderr, and only if that is a terminal.
     """
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _, __: None
-        return
-    progress = Progress(
-        TextColumn("Clustering"),
+    bar = Progress(
+        TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn("rounds"),
+        TextColumn(unit),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
         console=console,
     )
+    task = bar.add_task(what, total=None)
 
-    def advance(_: RoundRecord, n_rounds: int) -> None:
-        if not progress.tasks:
-            progress.add_task("", total=n_rounds)
-            progress.start()
-        progress.advance(progress.tasks[0].id)
+    def tell(done: int, total: int) -> None:
+        if console.is_terminal:
+            bar.start()
+            bar.update(task, completed=done, total=total)
 
     try:
-        yield advance
+        yield tell
     finally:
-        if progress.tasks:
-            progress.stop()
+        if bar.live.is_started:
+            bar.stop()
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

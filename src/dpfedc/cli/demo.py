@@ -10,7 +10,7 @@ import typer
 from dpfedc.cli.console import print_path, print_sentence
 from dpfedc.cli.input_records import Deal, named_records
 from dpfedc.cli.options import Folder, NamedData, Split, Trust, seed_option
-from dpfedc.cli.trial import clustered, print_outcome
+from dpfedc.cli.trial import run_trial
 
 DEMO_SEED = 0
 
@@ -30,15 +30,17 @@ def demo(
     simulated). The result is set beside that of k-means on all pictures in one place.
     """
     print_sentence("20 sites hold pictures of two digits each, and keep them to themselves.")
-    from dpfedc.report.content import report_content
-    from dpfedc.report.folder import require_results_folder, write_results
+    from dpfedc.report.folder import require_results_folder
 
     require_results_folder(output)
     seed = DEMO_SEED if seed is None else seed
     deal = Deal(n_sites=20, split=Split.LABELS, labels_per_site=2, alpha=1.0, seed=seed)
     records = named_records(NamedData.DIGITS, n_records=None, deal=deal)
-    outcome = clustered(
+    page = run_trial(
         records,
+        output,
+        title="Handwritten digits at 20 sites",
+        command=ctx.obj,
         compare=True,
         n_clusters=10,
         epsilon=8.0,
@@ -49,7 +51,4 @@ def demo(
         random_state=seed,
         diagnostics=True,
     )
-    content = report_content(outcome, title="Handwritten digits at 20 sites", how_made=ctx.obj)
-    page = write_results(output, outcome, content)
-    print_outcome(outcome)
     print_path("Report", page)

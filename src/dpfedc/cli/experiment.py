@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from dpfedc.cli.console import print_path, print_sentence, print_table
+from dpfedc.cli.console import print_path, print_sentence, print_table, progress_bar
 from dpfedc.cli.options import count_option, flag_option
-
-if TYPE_CHECKING:
-    from dpfedc.research.experiments.runner import Progress
 
 experiment = typer.Typer(
     name="experiment",
@@ -39,7 +34,12 @@ def list_experiments() -> None:
 @experiment.command()
 def run(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="One of `experiment list`.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="One of `experiment list`, or the .toml file of one of your own."
+        ),
+    ],
     quick: Annotated[
         bool,
         flag_option("--quick", "Small data that need no download, few seeds: within a minute."),
@@ -61,18 +61,18 @@ def run(
     """
     import joblib
 
-    from dpfedc.research.experiments.experiment_spec import named_experiment
+    from dpfedc.research.experiments.experiment_spec import named_experiment, read_experiment
     from dpfedc.research.experiments.runner import run_experiment
 
-    chosen = named_experiment(name)
-    folder = output or Path("results", f"{name}-quick" if quick else name)
-    with _cell_bar(name) as advance:
+    chosen = read_experiment(Path(name)) if name.endswith(".toml") else named_experiment(name)
+    folder = output or Path("results", f"{chosen.name}-quick" if quick else chosen.name)
+    with progress_bar(chosen.name, "runs") as tell:
         summary = run_experiment(
             chosen,
             folder,
             quick=quick,
             jobs=jobs or joblib.cpu_count(),
-            on_cell=advance,
+            on_cell=lambda progress: tell(progress.n_done, progress.n_cells),
             command=shlex.join(ctx.find_root().obj),
         )
     for data, reason in summary.skipped.items():
@@ -100,35 +100,3 @@ def report(
     from dpfedc.research.experiments.experiment_page import write_experiment_report
 
     print_path("Report", write_experiment_report(folder))
-
-
-@contextmanager
-def _cell_bar(name: str) -> Iterator[Callable[[Progress], None]]:
-    """Show a bar of finished runs on the terminal; hand out what to call after each run."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("runs"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
-
-    with bar:
-        task = bar.add_task(name, total=None)
-        yield lambda p: bar.update(task, total=p.n_cells, completed=p.n_done)

@@ -32,7 +32,7 @@ from dpfedc.cli.options import (
     number_option,
 )
 from dpfedc.cli.planned import privacy_settings
-from dpfedc.cli.trial import clustered, print_outcome
+from dpfedc.cli.trial import run_trial
 from dpfedc.errors import InvalidInput
 
 _METHOD, _SIMULATION = "Method", "Simulated sites"
@@ -190,8 +190,7 @@ def fit(
     Writes model.npz (for predict and evaluate), centres.csv, labels.csv (site, record, cluster),
     run.jsonl (what happened in each round) and report.html into the output folder.
     """
-    from dpfedc.report.content import report_content
-    from dpfedc.report.folder import require_results_folder, write_results
+    from dpfedc.report.folder import require_results_folder
 
     privacy = privacy_settings(
         epsilon=epsilon,
@@ -215,8 +214,11 @@ def fit(
         label_column=label_column,
         drop=drop or (),
     )
-    outcome = clustered(
+    page = run_trial(
         records,
+        output,
+        title=f"Clusters in {records.name}",
+        command=ctx.obj,
         compare=compare,
         n_clusters=clusters,
         **privacy,
@@ -230,8 +232,5 @@ def fit(
         gradient_bound=gradient_bound,
         device=device,
     )
-    content = report_content(outcome, title=f"Clusters in {records.name}", how_made=ctx.obj)
-    page = write_results(output, outcome, content)
-    print_outcome(outcome)
     print_path("Results", output)
     print_path("Report", page)

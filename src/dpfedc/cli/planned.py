@@ -52,18 +52,12 @@ def planned(
     settings: Mapping[str, Any], n_features: int, records_per_site: npt.NDArray[np.int64]
 ) -> tuple[RunPlan, Federation, PrivacyTarget | None]:
     """Return the plan that the estimator makes from these settings, and what it is made from."""
-    from dpfedc.clustering.dp_fedc_planner import normalized_plan
-    from dpfedc.clustering.registry import checked_choices
+    from dpfedc.clustering.registry import method_named
     from dpfedc.clustering.run_plan import Federation
-    from dpfedc.research.published.published_planner import published_plan
     from dpfedc.settings import PrivacyTarget
 
     facts, target = Federation(n_features, records_per_site), None
-    choices = checked_choices(settings, facts)
     if settings["epsilon"] is not None:
         names = {f.name for f in fields(PrivacyTarget)}
         target = PrivacyTarget(**{name: settings[name] for name in names})
-    if settings.get("variant") == "published":
-        # The energy of the data sets penalties alone, of which the words say nothing.
-        return published_plan(choices, facts, mean_energy=0.0, target=target), facts, target
-    return normalized_plan(choices, facts, target), facts, target
+    return method_named("dp-fedc").plan(settings, facts, target), facts, target

@@ -101,7 +101,7 @@ def _carried_out(
     from dpfedc.deployment.coordinator import Coordinator
     from dpfedc.deployment.locks import locked
     from dpfedc.deployment.runs import acceptances, publish, run_folder
-    from dpfedc.privacy.statement import privacy_statement
+    from dpfedc.report.promise import privacy_paragraphs
 
     path, short = run_folder(folder, agreement), agreement.digest[:12]
     with locked(path / "lock", refusal=f"run {short} is under way in another process"):
@@ -115,7 +115,7 @@ def _carried_out(
                 agreement, transport, path, key=folder.receipt_key, on_event=on_event
             ).run()
         have = publish(transport, agreement, path)
-    print_paragraphs(privacy_statement(finished.privacy))
+    print_paragraphs(privacy_paragraphs(finished.record))
     print_sentence(f"Sites that have the model: {', '.join(sorted(have)) or 'none'}.")
     print_path("Results", path)
 

@@ -12,7 +12,7 @@ from dpfedc.cli.console import print_path, print_sentence, print_table
 from dpfedc.cli.options import flag_option, number_option
 
 if TYPE_CHECKING:
-    from dpfedc.tables.sources import Report
+    from dpfedc.tables.check import Report
 
 _DATA = "Records"
 SiteFolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The site's folder.")]

@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfedc.cli.console import print_paragraphs, print_sentence, print_table, progress_bar
 from dpfedc.cli.input_records import Records
-from dpfedc.cli.planned import planned
 
 if TYPE_CHECKING:
-    from dpfedc.engine.run_record import RoundRecord
-    from dpfedc.report.content import Outcome
+    from dpfedc.engine.run_record import RoundRecord, RunRecord
 
 
-def clustered(records: Records, *, compare: bool, **settings: Any) -> Outcome:
-    """Run DP-FedC with a progress bar, and k-means on the pooled records if asked to compare.
+def run_trial(
+    records: Records,
+    folder: Path,
+    *,
+    title: str,
+    command: Sequence[str],
+    compare: bool,
+    **settings: Any,
+) -> Path:
+    """Run DP-FedC, write its files into the folder, print the outcome, return the page's path.
 
-    The plan is told in a line as soon as the first round is done: by then nothing can be refused.
+    With `compare`, k-means is run on the pooled records as well. A bar shows the rounds. The plan
+    is told in a line as soon as the first round is done: by then nothing can be refused.
     """
+    from dpfedc.clustering.plan_text import plan_in_brief
     from dpfedc.estimators.dp_fedc import DPFedC
-    from dpfedc.report.content import scored_outcome
+    from dpfedc.report.content import with_scores
+    from dpfedc.report.folder import write_results
 
-    with progress_bar() as advance:
+    with progress_bar("Clustering", "rounds") as tell:
+        numbers = count(1)
 
-        def on_round(entry: RoundRecord, n_rounds: int) -> None:
-            if not told:
-                told.append(plan_line(records, settings))
-                print_sentence(told[0])
-            advance(entry, n_rounds)
+        def on_round(_: RoundRecord, n_rounds: int) -> None:
+            number = next(numbers)
+            if number == 1:
+                print_sentence(plan_in_brief(estimator.plan_, estimator._target()))
+            tell(number, n_rounds)
 
-        told: list[str] = []
         estimator = DPFedC(**settings, on_round=on_round)
         estimator.fit(records.X, records.y, sites=records.sites)
     pooled = None
@@ -40,40 +53,24 @@ def clustered(records: Records, *, compare: bool, **settings: Any) -> Outcome:
         seed = settings["random_state"] or 0
         kmeans = KMeans(settings["n_clusters"], n_init=10, random_state=seed)
         pooled = kmeans.fit_predict(records.X)
-    return scored_outcome(
-        records.X,
-        records.y,
-        records.sites,
-        model=replace(estimator.model_, feature_names=records.feature_names),
-        record=estimator.history_,
-        labels=estimator.labels_,
-        pooled_labels=pooled,
-        image_shape=records.image_shape,
-    )
+    record = with_scores(
+        estimator.history_, records.X, records.y, estimator.labels_, pooled_labels=pooled
+    ).with_results(title=title, command=shlex.join(command), image_shape=records.image_shape)
+    model = replace(estimator.model_, feature_names=records.feature_names)
+    page = write_results(folder, model, record, records.sites, estimator.labels_)
+    print_outcome(record)
+    return page
 
 
-def plan_line(records: Records, settings: dict[str, Any]) -> str:
-    """Return what the run is going to do and promise, in a line."""
-    import numpy as np
-
-    from dpfedc.clustering.plan_text import plan_in_brief
-    from dpfedc.kernels.segments import by_column
-
-    sizes = np.bincount(by_column(records.sites)[0])
-    plan, _, target = planned(settings, records.X.shape[1], sizes)
-    return plan_in_brief(plan, target)
-
-
-def print_outcome(outcome: Outcome) -> None:
+def print_outcome(record: RunRecord) -> None:
     """Print what the run did, its scores, and what it promises."""
-    from dpfedc.report.content import outcome_privacy, score_rows, summary_sentences
+    from dpfedc.report.content import recorded_scores, summary_sentences
+    from dpfedc.report.promise import privacy_paragraphs
 
-    for sentence in summary_sentences(outcome):
+    for sentence in summary_sentences(record):
         print_sentence(sentence)
-    head = ("", "this run", "pooled k-means")
-    n_columns = 2 if outcome.pooled is None else 3
-    rows = [row[:n_columns] for row in score_rows(outcome.scores, outcome.pooled)]
-    print_table(head[:n_columns], rows)
+    head, rows = recorded_scores(record)
+    print_table(head, rows)
     if len(rows) > 1:
         print_sentence("Higher is better, except for the cost.", style="dim")
-    print_paragraphs(outcome_privacy(outcome))
+    print_paragraphs(privacy_paragraphs(record))

@@ -1,6 +1,6 @@
 """The last stage: what gives the centres in data units.
 
-`Centres` releases sums and counts of each cluster. With `refine` set its rounds are Lloyd's:
+`Centers` releases sums and counts of each cluster. With `refine` set its rounds are Lloyd's:
 records go to the nearest centre, centres to the mean of their records. Between rounds the server
 may also move a centre from where two share a cluster to where one serves two, and it keeps the
 centres with the least cost. Without `refine` the single round is for display: clusters stay those
@@ -14,17 +14,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from dpfedc.clustering.stage import Method, Public, SiteBatch, State
-from dpfedc.clustering.standardize import (
-    outer_products,
-    standardized_memory,
-    standardized_rows,
-    standardized_view,
-)
+from dpfedc.clustering.stage import Entry, Form, Known, Public, SiteBatch, Stage, State, broadcast
+from dpfedc.clustering.standardize import VIEW, standardized_memory, standardized_view
 from dpfedc.kernels import Array
 from dpfedc.kernels.cluster_sums import (
     cluster_means,
@@ -32,11 +28,12 @@ from dpfedc.kernels.cluster_sums import (
     relocated_centers,
     squared_distances,
 )
-from dpfedc.kernels.host import on_host
+from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.objective import membership_matrix
-from dpfedc.kernels.standardized import Standardized
-from dpfedc.privacy.gate import RecordSum, Released
+from dpfedc.kernels.row_views import Columns, Standardized
+from dpfedc.privacy.gate import Released
 from dpfedc.privacy.sampling import RoundSample
+from dpfedc.privacy.sums import OuterSum
 from dpfedc.randomness import Randomness
 from dpfedc.settings import Penalty
 
@@ -47,47 +44,43 @@ COUNT_WEIGHT = 0.5
 
 
 @dataclass(frozen=True)
-class Lengths(Method):
-    """Release (x~_j . w_l, 1) summed by cluster; `centres` become the mean length times w_l."""
+class Lengths(Stage):
+    """Release (x~_j . w_l, 1) summed by cluster; the centres become the mean length times w_l."""
 
     n_clusters: int
     penalty: Penalty = field(default_factory=Penalty)
     final_steps: int = 50
     constant: float = 0.0
-    name: str = "centres"
-    sums_records = True
-    n_rounds: int = 1
+    name = "centres"
+    n_rounds = 1
+    purpose = "how far each cluster reaches along its direction"
+    reads = (*VIEW, "W")
+
+    def upload(self, known: Known, n_features: int) -> Form:
+        return Form((self.n_clusters, 2))
+
+    def sensitivity(self, state: State, t: int) -> float:
+        """Return sqrt(2): |x~ . w| <= 1, and a record counts once."""
+        return math.sqrt(2)
 
     def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
-        """Return the standardised view's numbers."""
         return standardized_memory(batch, state, self.constant)
 
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
-    ) -> RecordSum:
-        """Return the sums of lengths and of ones; |x~ . w| <= 1, so each record is <= sqrt(2)."""
-        view, W = standardized_view(batch, state, self.constant), state["W"]
+    ) -> OuterSum:
+        view, W = standardized_view(batch, state, self.constant), broadcast(state, "W")
         xp = array_namespace(batch.X)
         H = membership_matrix(view, W, penalty=self.penalty, steps=self.final_steps)
         members = one_hot(xp.argmax(H, axis=1), self.n_clusters, batch.X)
         lengths = xp.clip(xp.sum(view.products(W) * members, axis=1), min=-1.0, max=1.0)
         finite = xp.where(xp.isfinite(lengths), lengths, xp.zeros_like(lengths))
-
-        def total(weights: Array) -> Array:
-            pair = xp.stack([finite * weights, weights], axis=1)
-            return members.T @ pair
-
-        def terms(rows: slice) -> Array:
-            pair = xp.stack([finite[rows], xp.ones_like(finite[rows])], axis=1)
-            return outer_products(members[rows, :], pair)
-
         squares = view.squared_norms
         # A record whose norm overflows is null.
         norms = xp.where(xp.isfinite(squares), xp.sqrt(lengths**2 + 1), squares)
-        return RecordSum(norms, math.sqrt(2), total, terms=terms)
+        return OuterSum(members, Columns.of(finite, xp.ones_like(finite)), norms)
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        """Return the centres; a cluster whose count is lost in noise gets length zero to one."""
         xp, W = array_namespace(released.value), state["W"]
         if "basis" in state:
             W = W @ state["basis"]
@@ -95,12 +88,12 @@ class Lengths(Method):
             W = W[:, :-1]
         sums, counts = released.value[:, 0], released.value[:, 1]
         lengths = xp.clip(sums / xp.clip(counts, min=1.0), min=0.0, max=1.0)
-        return {**state, "best_centres": W * lengths[:, None], "counts": counts}
+        return {**state, "best_centers": W * lengths[:, None], "counts": counts}
 
 
 @dataclass(frozen=True)
-class Centers(Method):
-    """Release (x~_j, a, a |x~_j|^2) summed by cluster; the state's `centres` become the means.
+class Centers(Stage):
+    """Release (x~_j, a, a |x~_j|^2) summed by cluster; the state's `centers` become the means.
 
     a is COUNT_WEIGHT. `noise_std` is the known noise of the released sums: a centre is moved only
     where the gain stands out from it.
@@ -115,36 +108,54 @@ class Centers(Method):
     noise_std: float = 0.0
     bounded: bool = False
     """Whether records have norm at most 1 (they have after scaling), so that phi is bounded."""
-    name: str = "centres"
-    sums_records = True
+    name = "centres"
+    reads = (*VIEW, "W", "centers")
+
+    @property
+    def purpose(self) -> str:  # type: ignore[override]
+        """Return what is found out."""
+        if self.refine:
+            return "centres moved to the means of their records"
+        return "the centres in the units of the data"
+
+    def starts(self, known: Known, n_features: int) -> Known:
+        return {"centers": Entry((self.n_clusters, n_features))}
+
+    def upload(self, known: Known, n_features: int) -> Form:
+        return Form((self.n_clusters, n_features + 2))
+
+    def sensitivity(self, state: State, t: int) -> float:
+        """Return sqrt(1 + 2 a^2) where |x~| <= 1."""
+        return math.sqrt(1 + 2 * COUNT_WEIGHT**2) if self.bounded else math.inf
+
+    def told(self, noise: float, n_records: int) -> Self:
+        """Return the stage with the noise of its sums."""
+        return replace(self, noise_std=noise * math.sqrt(1 + 2 * COUNT_WEIGHT**2))
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
-        """Return the state with the centres' directions as first centres."""
         rng = randomness.generator("relocation")
         directions = rng.standard_normal((self.n_rounds, self.n_clusters, public.n_features))
         directions /= np.linalg.norm(directions, axis=2, keepdims=True)
         W = state["W"] @ state["basis"] if "basis" in state else state["W"][:, : public.n_features]
         return {
             **state,
-            "centres": W,
-            "best_centres": W,
+            "centers": W,
+            "best_centers": W,
             "best_cost": public.asarray(np.asarray(np.inf)),
             "directions": public.asarray(directions),
         }
 
     def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
-        """Return the standardised view's numbers, those of the plain view beside them."""
         memory = standardized_memory(batch, state, self.constant)
         squares = memory["squared_norms"]
         if "basis" in state or self.constant:
-            plain = Standardized.of(batch.X, center=state["center"], scale=state.get("scale"))
+            plain = Standardized.of(batch.X, center=state["data_mean"], scale=state.get("scale"))
             squares = plain.squared_norms
         return {**memory, "plain_squares": squares}
 
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
-    ) -> RecordSum:
-        """Return the sums; round 1 clusters by membership, later rounds by nearest centre."""
+    ) -> OuterSum:
         full = standardized_view(batch, state, self.constant)
         xp = array_namespace(batch.X)
         squares = batch.memory["plain_squares"]
@@ -153,37 +164,25 @@ class Centers(Method):
             H = membership_matrix(full, state["W"], penalty=self.penalty, steps=self.final_steps)
             labels = xp.argmax(H, axis=1)
         else:
-            A = plain.products(state["centres"])
-            labels = xp.argmin(squared_distances(A, squares, state["centres"]), axis=1)
+            A = plain.products(state["centers"])
+            labels = xp.argmin(squared_distances(A, squares, state["centers"]), axis=1)
         members = one_hot(labels, self.n_clusters, batch.X)
         finite = xp.where(xp.isfinite(squares), squares, xp.zeros_like(squares))
         a = COUNT_WEIGHT
-
-        def total(weights: Array) -> Array:
-            V = members * weights[:, None]
-            extra = a * xp.stack([xp.sum(V, axis=0), V.T @ finite], axis=1)
-            return xp.concat([plain.weighted_sums(V), extra], axis=1)
-
-        def terms(rows: slice) -> Array:
-            extra = a * xp.stack([xp.ones_like(finite[rows]), finite[rows]], axis=1)
-            row = xp.concat([standardized_rows(plain, rows), extra], axis=1)
-            return outer_products(members[rows, :], row)
-
         norms = xp.sqrt(squares + a**2 + a**2 * squares**2)
-        bound = math.sqrt(1 + 2 * a**2) if self.bounded else math.inf
-        return RecordSum(norms, bound, total, terms=terms)
+        extra = a * xp.stack([xp.ones_like(finite), finite], axis=1)
+        return OuterSum(members, Columns.of(plain, extra), norms)
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        """Return the new centres, and the best so far."""
         xp = array_namespace(released.value)
         value = on_host(released.value)
         sums, counts, squares = value[:, :-2], value[:, -2], value[:, -1]
         counts, squares = counts / COUNT_WEIGHT, squares / COUNT_WEIGHT
-        before = on_host(state["centres"])
+        before = on_host(state["centers"])
         means = cluster_means(sums, counts, before, least=1 + 2 * self.noise_std)
         spread = squares - 2 * (sums * means).sum(axis=1) + counts * (means**2).sum(axis=1)
         cost, best = float(spread.sum()), float(state["best_cost"])
-        best_centers = on_host(state["best_centres"])
+        best_centers = on_host(state["best_centers"])
         # Sites may fail to answer: costs are compared as if of equally many records.
         n_records = released.n_records
         best_records = float(state.get("best_records", n_records))
@@ -198,8 +197,8 @@ class Centers(Method):
         like = {"dtype": released.value.dtype, "device": device(released.value)}
         return {
             **state,
-            "centres": xp.asarray(means, **like),
-            "best_centres": xp.asarray(best_centers, **like),
+            "centers": xp.asarray(means, **like),
+            "best_centers": xp.asarray(best_centers, **like),
             "best_cost": xp.asarray(best, **like),
             "best_records": xp.asarray(best_records, **like),
             "counts": xp.asarray(counts, **like),

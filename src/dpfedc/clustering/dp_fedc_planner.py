@@ -1,4 +1,4 @@
-"""The plan of the normalized variant: stages, rounds, step sizes, and how much noise.
+"""DP-FedC as a method: its settings, its plan in the normalized variant, and its model.
 
 Nothing here sees a record. The rules rest on one number, the noise ratio
 
@@ -12,23 +12,77 @@ evidence is in docs/decisions/0004-planner.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from dpfedc.clustering.centers import COUNT_WEIGHT, Centers, Lengths
+import numpy as np
+
+from dpfedc.clustering.centers import Centers, Lengths
 from dpfedc.clustering.factorization import Factorization
-from dpfedc.clustering.restarts import Choice, Restarts
-from dpfedc.clustering.run_plan import NO_NOISE, Choices, Federation, RunPlan
-from dpfedc.clustering.stage import Method, Stage
-from dpfedc.clustering.standardize import N_BINS, Bound, Mean, Scale, Subspace
-from dpfedc.clustering.sums_and_gram import SumsAndGram
+from dpfedc.clustering.method import (
+    Method,
+    Settings,
+    checked_ranges,
+    checked_start,
+    declares_bound,
+)
+from dpfedc.clustering.run_plan import (
+    MAX_USABLE_NOISE,
+    NO_NOISE,
+    Federation,
+    RunPlan,
+    private_stages,
+)
+from dpfedc.clustering.stage import Stage, State
+from dpfedc.clustering.standardize import Bound, Mean, Scale, Subspace
 from dpfedc.errors import InvalidInput
+from dpfedc.kernels.devices import as_numpy
 from dpfedc.privacy.accountant import gaussian_mu
-from dpfedc.privacy.calibration import StageBudget, calibrated_plan
 from dpfedc.privacy.privacy_plan import PrivacyPlan
-from dpfedc.privacy.sampling import largest_batch_ratio
-from dpfedc.privacy.schedule import most_rounds_of_a_site
-from dpfedc.settings import Penalty, PrivacyTarget
+from dpfedc.settings import (
+    Penalty,
+    PrivacyTarget,
+    Setting,
+    anything,
+    flag,
+    left_open,
+    number,
+    one_of,
+    whole,
+)
 
+if TYPE_CHECKING:
+    from dpfedc.model_file import ClusterModel
+
+AUTO = ("auto",)
+SETTINGS: Mapping[str, Setting] = {
+    "n_clusters": whole(8, 1),
+    "n_rounds": whole("auto", 1, free=AUTO),
+    "sites_per_round": whole(None, 1, free=(None,), most="n_sites"),
+    "init": anything(None),
+    "center": flag(True),
+    "scale": flag(True),
+    "norm_bound": number("auto", free=AUTO, above=0),
+    "feature_ranges": anything(None),
+    "constant_feature": number(0.0, least=0),
+    "refine_rounds": whole("auto", 0, free=AUTO),
+    "subspace": whole("auto", 1, free=(None, "auto"), most="n_features"),
+    "nonnegative": flag(False),
+    "membership_steps": whole(10, 1),
+    "update": one_of("gradient", "gradient", "sums-and-gram"),
+    "extra_steps": whole(None, 0, free=(None,), deployed=False),
+    "sampling_probability": number(1.0, above=0, most=1),
+    "batch_size": whole(50, 1, deployed=False),
+    "orthogonality": number("auto", free=AUTO, least=0),
+    "clip_norm": number("auto", free=AUTO, above=0),
+    "step": number("auto", free=AUTO, above=0),
+    "momentum": number("auto", free=AUTO, least=0, below=1),
+    "gradient_bound": number(None, free=(None,), above=0, deployed=False),
+    "n_restarts": whole(1, 1, deployed=False),
+}
+"""All that may be set. "auto" and None leave the choice to the plan."""
 CLIP_NORM, STEP = 0.03, 24.0
 LOW_CLIP_NORM, LOW_STEP, LOW_ROUNDS = 0.1, 8.0, 20
 """Where a refinement follows, a shorter step and a few rounds find what it can start from."""
@@ -39,13 +93,135 @@ FIRST_ORTHOGONALITY = 0.1
 LOW_DIMENSION = 50
 """Up to so many features, directions alone do not tell clusters apart and Lloyd rounds pay."""
 REFINE_ROUNDS = 6
-MAX_USABLE_NOISE = 0.7
-"""Above this noise ratio results are poor, and a subspace is worth its price."""
 SUBSPACE_DIMENSIONS, SUBSPACE_ROUNDS = 40, 10
 SHARES = {"bound": 0.01, "mean": 0.1, "scale": 0.01, "subspace": 0.15}
 """Of the budget, counted in mu^2; the factorisation and the centres share the rest."""
 LENGTHS_SHARE = 0.01
 REFINE_SHARE = 0.6
+
+
+MODEL_STEPS = 50
+"""Steps on a record's memberships when it is assigned to a cluster."""
+
+
+class DPFedCMethod(Method):
+    """The normalized variant of DP-FedC."""
+
+    name = "dp-fedc"
+    settings = SETTINGS
+    model_steps = MODEL_STEPS
+
+    def checked(self, given: Settings, facts: Federation) -> SimpleNamespace:
+        """Return all settings, checked against the public facts and against each other."""
+        choices = super().checked(given, facts)
+        if choices.update != "gradient" and choices.extra_steps:
+            raise InvalidInput(
+                f"extra_steps must be 0 or None with update={choices.update!r}, "
+                f"got {choices.extra_steps}"
+            )
+        if choices.constant_feature and not left_open(choices.subspace, (None, "auto")):
+            raise InvalidInput(
+                "subspace must be None or 'auto' with a constant_feature, "
+                f"got {choices.subspace}: the constant is no part of a subspace"
+            )
+        if choices.n_restarts > 1:
+            _check_restarts(choices, published=self.name == "published")
+        if choices.feature_ranges is not None:
+            checked_ranges(choices.feature_ranges, facts.n_features)
+        if choices.init is not None:
+            choices.init = checked_start(choices.init, choices.n_clusters, facts.n_features)
+        return choices
+
+    def plan(
+        self,
+        given: Settings,
+        facts: Federation,
+        target: PrivacyTarget | None,
+        *,
+        privacy: PrivacyPlan | None = None,
+    ) -> RunPlan:
+        """Return the stages of the normalized variant; without a target there is no noise."""
+        choices = self.checked(given, facts)
+        per_round = choices.sites_per_round or facts.n_sites
+        kappa = 0.0
+        if target is not None:
+            kappa = noise_ratio(facts, choices.n_clusters, per_round, target)
+        n_refine = _refine_rounds(choices, facts, kappa)
+        dimensions = _subspace(choices, facts, kappa, n_refine)
+        search = _search(choices, facts, target, per_round, kappa, n_refine, dimensions)
+        private = target is not None
+        stages: list[Stage] = []
+        if private and not declares_bound(given):
+            stages.append(Bound())
+        if choices.center:
+            stages.append(Mean())
+        if choices.scale:
+            stages.append(Scale(LINE_SCALE_FACTOR) if facts.n_features == 1 else Scale())
+        if dimensions:
+            stages.append(Subspace(dimensions))
+        stages += _starts(choices, search, private=private)
+        stages.append(_last_stage(choices, search, n_refine, private=private))
+        plan = RunPlan(tuple(stages), search.penalty, n_refine > 0, noise_ratio=kappa)
+        if target is None:
+            plan = replace(plan, stamps=(NO_NOISE,))
+        else:
+            spare = (
+                target.delta / 100 if choices.extra_steps and search.sampling_probability < 1 else 0
+            )
+            told, privacy = private_stages(
+                stages, _shares(stages, n_refine), facts, target, privacy=privacy, spare_delta=spare
+            )
+            plan = replace(plan, stages=told, privacy=privacy)
+        return replace(plan, reasons=tuple(_reasons(plan, facts, search, dimensions)))
+
+    def model(
+        self,
+        given: Settings,
+        plan: RunPlan,
+        state: State,
+        *,
+        feature_names: tuple[str, ...] | None,
+        about: Mapping[str, Any],
+    ) -> ClusterModel:
+        """Return the model of a state, which may be that of an unfinished run."""
+        from dpfedc.model_file import ClusterModel
+
+        constant = float(given.get("constant_feature", 0.0)) if self.name == "dp-fedc" else 0.0
+        scale = state.get("scale")
+        done = "counts" in state
+        W = as_numpy(state["W"])
+        if "basis" in state:
+            W = W @ as_numpy(state["basis"])
+        n_features = W.shape[1] - (constant != 0 and "basis" not in state)
+        return ClusterModel(
+            directions=W,
+            center=as_numpy(state.get("data_mean", np.zeros(n_features))),
+            scale=None if scale is None else float(scale),
+            centers=as_numpy(state["best_centers"]) if done else None,
+            by_membership=not (plan.refine and done),
+            constant=constant,
+            penalty=plan.penalty,
+            steps=self.model_steps,
+            nonnegative=bool(given.get("nonnegative", False)),
+            feature_names=feature_names,
+            about=about,
+        )
+
+
+DP_FEDC = DPFedCMethod()
+
+
+def _check_restarts(choices: SimpleNamespace, *, published: bool) -> None:
+    """Say what several starts cannot be combined with."""
+    together = {
+        "a given init": choices.init is not None,
+        "variant='published'": published,
+        "update='sums-and-gram'": choices.update != "gradient",
+        "extra_steps": bool(choices.extra_steps),
+    }
+    for what, is_given in together.items():
+        if is_given:
+            raise InvalidInput(f"n_restarts must be 1 with {what}, got {choices.n_restarts}")
 
 
 def noise_ratio(
@@ -68,52 +244,8 @@ def noise_ratio(
     return n_clusters * f * math.sqrt(facts.n_features) / (facts.n_records * mu)
 
 
-def normalized_plan(
-    choices: Choices,
-    facts: Federation,
-    target: PrivacyTarget | None,
-    *,
-    privacy: PrivacyPlan | None = None,
-) -> RunPlan:
-    """Return the stages of the normalized variant; without a target there is no noise.
-
-    A privacy plan that was made before is taken as it is, which saves the time to make it again.
-    """
-    per_round = choices.sites_per_round or facts.n_sites
-    kappa = 0.0
-    if target is not None:
-        kappa = noise_ratio(facts, choices.n_clusters, per_round, target)
-    n_refine = _refine_rounds(choices, facts, kappa)
-    dimensions = _subspace(choices, facts, kappa, n_refine)
-    factorization = _factorization(choices, facts, target, per_round, kappa, n_refine, dimensions)
-    stages: list[Stage] = []
-    if target is not None and not choices.declared_bound:
-        stages.append(Stage(Bound(0.0)))
-    if choices.center:
-        stages.append(Stage(Mean()))
-    if choices.scale:
-        on_line = facts.n_features == 1
-        stages.append(Stage(Scale(factor=LINE_SCALE_FACTOR) if on_line else Scale()))
-    if dimensions:
-        stages.append(Stage(Subspace(dimensions)))
-    stages += _search(choices, factorization, per_round, private=target is not None)
-    stages.append(Stage(_last_method(choices, factorization, n_refine, private=target is not None)))
-    if target is None:
-        return RunPlan(tuple(stages), factorization.penalty, n_refine > 0, (NO_NOISE,))
-    if privacy is None:
-        privacy = _privacy_plan(choices, facts, target, stages, n_refine)
-    return RunPlan(
-        tuple(Stage(_told(s.method, privacy, facts), s.sites_per_round) for s in stages),
-        factorization.penalty,
-        n_refine > 0,
-        (),
-        privacy,
-        kappa,
-    )
-
-
-def _factorization(
-    choices: Choices,
+def _search(
+    choices: SimpleNamespace,
     facts: Federation,
     target: PrivacyTarget | None,
     per_round: int,
@@ -121,6 +253,7 @@ def _factorization(
     n_refine: int,
     dimensions: int,
 ) -> Factorization:
+    """Return the search for the clusters from one start."""
     clip, step = (LOW_CLIP_NORM, LOW_STEP) if n_refine else (CLIP_NORM, STEP)
     n_rounds = choices.n_rounds
     if n_rounds == "auto":
@@ -128,37 +261,41 @@ def _factorization(
         if not dimensions:
             n_rounds = auto_rounds(kappa, facts.n_sites / per_round)
         n_rounds = min(n_rounds, LOW_ROUNDS) if n_refine else n_rounds
-    rho = choices.orthogonality
-    if rho == "auto":
-        rho = final_orthogonality(kappa)
+    rho = final_orthogonality(kappa) if choices.orthogonality == "auto" else choices.orthogonality
     momentum = choices.momentum
     if momentum == "auto":
         # A round with some of the sites sees some of the clusters: average over a few rounds.
         momentum = 0.5 if per_round < facts.n_sites else 0.0
     q = choices.sampling_probability if target is not None else 1.0
-    extra = choices.extra_steps or 0
-    ratio = 1.0
-    if extra:
-        failure = target.delta / 100 if target is not None else 1e-9
-        ratio = largest_batch_ratio(
-            facts.records_per_site, extra, int(n_rounds), probability=q, failure=failure
-        )
-    method = SumsAndGram if choices.update == "sums-and-gram" else Factorization
-    return method(
-        choices.n_clusters,
-        int(n_rounds),
-        penalty=Penalty(orthogonality=float(rho)),
-        first_orthogonality=min(FIRST_ORTHOGONALITY, float(rho)),
-        membership_steps=choices.membership_steps,
-        extra_steps=extra,
-        batch_ratio=ratio,
-        clip_norm=float(clip if choices.clip_norm == "auto" else choices.clip_norm),
-        step=float(step if choices.step == "auto" else choices.step),
-        momentum=float(momentum),
-        constant=choices.constant_feature,
+    settings: dict[str, Any] = {
+        "penalty": Penalty(orthogonality=float(rho)),
+        "first_orthogonality": min(FIRST_ORTHOGONALITY, float(rho)),
+        "membership_steps": choices.membership_steps,
+        "clip_norm": float(clip if choices.clip_norm == "auto" else choices.clip_norm),
+        "step": float(step if choices.step == "auto" else choices.step),
+        "momentum": float(momentum),
+        "constant": choices.constant_feature,
         # Coordinates in a subspace have no sign to keep; cluster_centers_ are clamped all the same.
-        clamp=choices.nonnegative and not choices.center and not dimensions,
-        init=choices.init,
+        "clamp": choices.nonnegative and not choices.center and not dimensions,
+        "init": choices.init,
+        "sites_per_round": per_round,
+        "sampling_probability": q,
+    }
+    if choices.update == "sums-and-gram":
+        from dpfedc.clustering.sums_and_gram import SumsAndGram
+
+        return SumsAndGram(choices.n_clusters, n_rounds, **settings)
+    extra = choices.extra_steps or 0
+    if not extra:
+        return Factorization(choices.n_clusters, n_rounds, **settings)
+    from dpfedc.clustering.local_steps import LocalSteps, largest_batch_ratio
+
+    failure = target.delta / 100 if target is not None else 1e-9
+    ratio = largest_batch_ratio(
+        facts.records_per_site, extra, n_rounds, probability=q, failure=failure
+    )
+    return LocalSteps(
+        choices.n_clusters, n_rounds, **settings, extra_steps=extra, batch_ratio=ratio
     )
 
 
@@ -181,7 +318,7 @@ def final_orthogonality(kappa: float) -> float:
     return min(1.0, max(0.1, 0.1 * math.pow(0.5 / kappa, 2.5)))
 
 
-def _refine_rounds(choices: Choices, facts: Federation, kappa: float) -> int:
+def _refine_rounds(choices: SimpleNamespace, facts: Federation, kappa: float) -> int:
     if choices.refine_rounds != "auto":
         return int(choices.refine_rounds)
     if facts.n_features > LOW_DIMENSION:
@@ -190,7 +327,7 @@ def _refine_rounds(choices: Choices, facts: Federation, kappa: float) -> int:
     return REFINE_ROUNDS if noise < 0.3 else 0
 
 
-def _subspace(choices: Choices, facts: Federation, kappa: float, n_refine: int) -> int:
+def _subspace(choices: SimpleNamespace, facts: Federation, kappa: float, n_refine: int) -> int:
     if choices.subspace is None or choices.constant_feature:
         return 0
     if choices.subspace != "auto":
@@ -201,26 +338,26 @@ def _subspace(choices: Choices, facts: Federation, kappa: float, n_refine: int) 
     return SUBSPACE_DIMENSIONS if wanted else 0
 
 
-def _search(
-    choices: Choices, factorization: Factorization, per_round: int, *, private: bool
-) -> list[Stage]:
-    """Return the factorisation, from one start or from several with a choice among them."""
+def _starts(choices: SimpleNamespace, search: Factorization, *, private: bool) -> list[Stage]:
+    """Return the search, from one start or from several with a choice among them."""
     r = choices.n_restarts
     if r == 1:
-        return [Stage(factorization, per_round)]
+        return [search]
     if private:
         raise InvalidInput(
             f"n_restarts must be 1 unless epsilon is None, got {r}: every start would be charged "
             "for its own releases, and the choice among them for one more"
         )
-    restarts = Restarts(factorization, r)
-    return [Stage(restarts, per_round), Stage(Choice(restarts))]
+    from dpfedc.clustering.restarts import Choice, Restarts
+
+    restarts = Restarts(search, r, search.sites_per_round)
+    return [restarts, Choice(restarts)]
 
 
-def _last_method(
-    choices: Choices, factorization: Factorization, n_refine: int, *, private: bool
-) -> Method:
-    k, penalty, constant = choices.n_clusters, factorization.penalty, choices.constant_feature
+def _last_stage(
+    choices: SimpleNamespace, search: Factorization, n_refine: int, *, private: bool
+) -> Stage:
+    k, penalty, constant = choices.n_clusters, search.penalty, choices.constant_feature
     if private and not n_refine:
         return Lengths(k, penalty=penalty, constant=constant)
     return Centers(
@@ -233,61 +370,47 @@ def _last_method(
     )
 
 
-def _privacy_plan(
-    choices: Choices,
-    facts: Federation,
-    target: PrivacyTarget,
-    stages: list[Stage],
-    n_refine: int,
-) -> PrivacyPlan:
-    """Return the calibrated plan: fixed shares for the small stages, the rest for clustering."""
-    shares = {s.method.name: SHARES[s.method.name] for s in stages if s.method.name in SHARES}
+def _shares(stages: list[Stage], n_refine: int) -> dict[str, float]:
+    """Return the shares of the budget: fixed for the small stages, the rest for clustering."""
+    shares = {stage.name: SHARES[stage.name] for stage in stages if stage.name in SHARES}
     rest = 1 - sum(shares.values())
     shares["centres"] = REFINE_SHARE * rest if n_refine else LENGTHS_SHARE
     shares["factorisation"] = 1 - sum(shares.values())
-    budgets, spare = [], 0.0
-    for stage in stages:
-        method, per_round = stage.method, stage.sites_per_round or facts.n_sites
-        sampled = isinstance(method, Factorization) and choices.sampling_probability < 1
-        if sampled and choices.extra_steps:
-            spare = target.delta / 100
-        budgets.append(
-            StageBudget(
-                method.name,
-                method.n_rounds,
-                per_round,
-                most_rounds_of_a_site(facts.n_sites, per_round, method.n_rounds),
-                shares[method.name],
-                choices.sampling_probability if sampled else 1.0,
-            )
+    return shares
+
+
+def _reasons(
+    plan: RunPlan, facts: Federation, search: Factorization, dimensions: int
+) -> Iterator[str]:
+    """Return one sentence on rounds, refinement and subspace: what was chosen, and why."""
+    yield f"Rounds: {_why_rounds(plan, facts, search, dimensions)}"
+    if plan.refine:
+        n_refine = plan.stages[-1].n_rounds
+        why = f"{n_refine} rounds move each centre to the mean of its records, since noise is low"
+        few = f" and there are at most {LOW_DIMENSION} features"
+        yield f"Refinement: {why}{few if facts.n_features <= LOW_DIMENSION else ''}."
+    else:
+        many = facts.n_features > LOW_DIMENSION
+        why = f"more than {LOW_DIMENSION} features" if many else "this much noise"
+        yield f"Refinement: none; with {why} it would add more noise than it removes error."
+    if dimensions:
+        yield (
+            f"Subspace: clusters are sought in {Subspace(dimensions).purpose}, because noise is "
+            "strong and there are many features."
         )
-    return calibrated_plan(
-        tuple(budgets),
-        epsilon=target.epsilon,
-        delta=target.delta,
-        trust=target.trust,
-        n_sites=facts.n_sites,
-        min_survivors=target.min_survivors,
-        colluding_sites=target.colluding_sites,
-        spare_delta=spare,
-    )
+    else:
+        yield "Subspace: none; all features are used, for a subspace pays only in strong noise."
 
 
-def _told(method: Method, privacy: PrivacyPlan, facts: Federation) -> Method:
-    """Return the method with what it may know of the noise that its releases will have."""
-    if isinstance(method, Bound):
-        return replace(method, least_count=bound_threshold(privacy, facts))
-    if isinstance(method, Centers):
-        noise = privacy.noise_of_sum(method.name, facts.n_sites)
-        return replace(method, noise_std=noise * math.sqrt(1 + 2 * COUNT_WEIGHT**2))
-    return method
-
-
-def bound_threshold(privacy: PrivacyPlan, facts: Federation) -> float:
-    """Return the count above which a bin of the norm histogram counts.
-
-    An empty bin passes for a full one once in 10,000 runs; and what is in bins with very few
-    records may be clipped.
-    """
-    noise = privacy.noise_of_sum("bound", facts.n_sites)
-    return max(noise * math.sqrt(2 * math.log(1e4 * N_BINS)), 0.005 * facts.n_records)
+def _why_rounds(plan: RunPlan, facts: Federation, search: Factorization, dimensions: int) -> str:
+    n = search.n_rounds
+    told = "one round of search" if n == 1 else f"{n:,} rounds of search"
+    if plan.privacy is None:
+        return f"{told}; without noise more rounds only help."
+    if plan.refine:
+        return f"{told}; few are enough, since the refinement does the rest."
+    if dimensions:
+        return f"{told}; few, since every round needs its own share of the budget."
+    best = auto_rounds(plan.noise_ratio, facts.n_sites / search.taking_part(facts.n_sites))
+    trade = f"{told}; each brings the clusters nearer but needs its own share of the budget"
+    return f"{trade}." if n == best else f"{trade}. The planner would take {best}."

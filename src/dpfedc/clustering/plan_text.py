@@ -7,30 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dpfedc.clustering.centers import Centers, Lengths
-from dpfedc.clustering.dp_fedc_planner import LOW_DIMENSION, MAX_USABLE_NOISE, auto_rounds
-from dpfedc.clustering.factorization import Factorization
-from dpfedc.clustering.run_plan import Federation, RunPlan
-from dpfedc.clustering.stage import Method, Stage
-from dpfedc.clustering.standardize import Subspace
+from dpfedc.clustering.run_plan import (
+    MAX_HARMLESS_NOISE,
+    MAX_USABLE_NOISE,
+    Federation,
+    RunPlan,
+)
+from dpfedc.clustering.stage import Stage
 from dpfedc.privacy.accountant import gaussian_mu, guarantee, plan_epsilon
 from dpfedc.privacy.privacy_plan import PrivacyPlan
-from dpfedc.privacy.statement import FROM_WHOM, HOW_IT_WORKS, assumption, number, odds_factor
+from dpfedc.privacy.statement import (
+    FROM_WHOM,
+    HOW_IT_WORKS,
+    assumption,
+    multiplier,
+    number,
+    odds_factor,
+    percent,
+)
 from dpfedc.settings import PrivacyGuarantee, PrivacyTarget
-
-MAX_HARMLESS_NOISE = 0.2
-"""Below this noise ratio a run finds about what it would find without noise."""
-
-STAGE_PURPOSES = {
-    "bound": "how long records are, as a histogram",
-    "mean": "where the middle of all records lies",
-    "scale": "how far records are from that middle",
-    "subspace": "the few directions in which records differ most",
-    "factorisation": "the search for the clusters",
-    "choice": "which of several starts has the least objective",
-    "centres": "the centres in the units of the data",
-}
-"""What each stage finds out, by its name."""
 
 
 def budget_shares(plan: PrivacyPlan) -> dict[str, float | None]:
@@ -87,7 +82,7 @@ def plan_in_words(plan: RunPlan, facts: Federation, target: PrivacyTarget | None
     else:
         promise = guarantee(plan.privacy, stamp=None)
         paragraphs += [*_promise(promise), _noise(plan.noise_ratio)]
-    paragraphs += [*_choices(plan, facts), *_stages(plan, facts)]
+    paragraphs += [*plan.reasons, *_stages(plan, facts)]
     return paragraphs + [f"Warning: {text}" for text in _warnings(plan, facts)]
 
 
@@ -96,7 +91,7 @@ def _counted(n: int, what: str) -> str:
 
 
 def _subject(plan: RunPlan, facts: Federation) -> str:
-    n_clusters = next(s.method.n_clusters for s in plan.stages if hasattr(s.method, "n_clusters"))
+    n_clusters = next(s.n_clusters for s in plan.stages if hasattr(s, "n_clusters"))
     sizes = facts.records_per_site
     least, most = int(sizes.min()), int(sizes.max())
     where = f"at {facts.n_sites:,} sites with {least:,} to {most:,} records each"
@@ -132,46 +127,6 @@ def _noise(noise_ratio: float) -> str:
     )
 
 
-def _choices(plan: RunPlan, facts: Federation) -> Iterator[str]:
-    """Return one sentence on rounds, refinement and subspace: what was chosen, and why."""
-    methods = {stage.method.name: stage for stage in plan.stages}
-    search = methods.get("factorisation")
-    if search is None or not isinstance(search.method, Factorization):
-        return
-    subspace = "subspace" in methods
-    yield f"Rounds: {_why_rounds(plan, facts, search, subspace)}"
-    if plan.refine:
-        n_refine = methods["centres"].method.n_rounds
-        why = f"{n_refine} rounds move each centre to the mean of its records, since noise is low"
-        few = f" and there are at most {LOW_DIMENSION} features"
-        yield f"Refinement: {why}{few if facts.n_features <= LOW_DIMENSION else ''}."
-    else:
-        many = facts.n_features > LOW_DIMENSION
-        why = f"more than {LOW_DIMENSION} features" if many else "this much noise"
-        yield f"Refinement: none; with {why} it would add more noise than it removes error."
-    if subspace:
-        yield (
-            f"Subspace: clusters are sought in {_purpose(methods['subspace'].method)}, because "
-            "noise is strong and there are many features."
-        )
-    else:
-        yield "Subspace: none; all features are used, for a subspace pays only in strong noise."
-
-
-def _why_rounds(plan: RunPlan, facts: Federation, search: Stage, subspace: bool) -> str:
-    n_rounds = search.method.n_rounds
-    told = f"{_counted(n_rounds, 'round')} of search"
-    if plan.privacy is None:
-        return f"{told}; without noise more rounds only help."
-    if plan.refine:
-        return f"{told}; few are enough, since the refinement does the rest."
-    if subspace:
-        return f"{told}; few, since every round needs its own share of the budget."
-    best = auto_rounds(plan.noise_ratio, facts.n_sites / (search.sites_per_round or facts.n_sites))
-    trade = f"{told}; each brings the clusters nearer but needs its own share of the budget"
-    return f"{trade}." if n_rounds == best else f"{trade}. The planner would take {best}."
-
-
 def _stages(plan: RunPlan, facts: Federation) -> Iterator[str]:
     privacy, n_stages = plan.privacy, len(plan.stages)
     if privacy is not None:
@@ -183,8 +138,8 @@ def _stages(plan: RunPlan, facts: Federation) -> Iterator[str]:
         )
     shares = {} if privacy is None else budget_shares(privacy)
     for i, stage in enumerate(plan.stages, start=1):
-        name = stage.method.name
-        text = f"Stage {i}: {name} ({_purpose(stage.method)}). {_who(stage, facts, privacy)}"
+        name = stage.name
+        text = f"Stage {i}: {name} ({stage.purpose}). {_who(stage, facts, privacy)}"
         if privacy is not None:
             planned = privacy.of_stage(name)
             share = shares[name]
@@ -207,37 +162,9 @@ def ratio(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
-def multiplier(z: float) -> str:
-    """Return a noise multiplier in three digits.
-
-    >>> multiplier(6.0023), multiplier(37.31), multiplier(1234.5)
-    ('6.00', '37.3', '1,230')
-    """
-    return f"{z:#.3g}" if z < 100 else f"{float(f'{z:.3g}'):,.0f}"
-
-
-def percent(share: float) -> str:
-    """Return a share as a percentage with two digits at least.
-
-    >>> percent(0.01), percent(0.8765)
-    ('1 %', '88 %')
-    """
-    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.2g} %"
-
-
-def _purpose(method: Method) -> str:
-    if isinstance(method, Subspace):
-        return f"the {method.n_dimensions} directions in which records differ most"
-    if isinstance(method, Lengths):
-        return "how far each cluster reaches along its direction"
-    if isinstance(method, Centers) and method.refine:
-        return "centres moved to the means of their records"
-    return STAGE_PURPOSES.get(method.name, method.name)
-
-
 def _who(stage: Stage, facts: Federation, privacy: PrivacyPlan | None) -> str:
-    n_rounds, n_sites = stage.method.n_rounds, facts.n_sites
-    per_round = stage.sites_per_round or n_sites
+    n_rounds, n_sites = stage.n_rounds, facts.n_sites
+    per_round = stage.taking_part(n_sites)
     rounds = _counted(n_rounds, "round").capitalize()
     if n_sites == 1:
         return f"{rounds} at the one site"
@@ -246,7 +173,7 @@ def _who(stage: Stage, facts: Federation, privacy: PrivacyPlan | None) -> str:
     told = f"{rounds} with {per_round:,} of {n_sites:,} sites"
     if privacy is None:
         return told
-    return f"{told} (a site is in {privacy.of_stage(stage.method.name).rounds_per_site} at most)"
+    return f"{told} (a site is in {privacy.of_stage(stage.name).rounds_per_site} at most)"
 
 
 def _warnings(plan: RunPlan, facts: Federation) -> Iterator[str]:

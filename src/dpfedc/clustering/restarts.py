@@ -8,25 +8,27 @@ start would be charged for its releases, and choosing one needs a release of its
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array
 
 from dpfedc.clustering.factorization import W_MAX, Factorization
-from dpfedc.clustering.stage import Method, Public, SiteBatch, State, broadcast
+from dpfedc.clustering.stage import Public, SiteBatch, Stage, State, broadcast
 from dpfedc.clustering.standardize import standardized_memory, standardized_view
 from dpfedc.kernels import Array
-from dpfedc.kernels.host import on_host
+from dpfedc.kernels.clipping import clip_weights
+from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.objective import (
     curvature_of_gram,
     membership_penalties,
     residual_norms,
 )
-from dpfedc.kernels.standardized import Standardized
-from dpfedc.privacy.gate import RecordSum, Released
+from dpfedc.kernels.row_views import Columns, Standardized
+from dpfedc.privacy.gate import Released
 from dpfedc.privacy.sampling import RoundSample
+from dpfedc.privacy.sums import OuterSum
 from dpfedc.randomness import Randomness
 
 
@@ -74,39 +76,63 @@ class Memberships:
 
 
 @dataclass(frozen=True)
-class Restarts(Method):
-    """The rounds of `method` from starts 0 to r - 1 of the seed: the state's `starts`, r x k x m.
+class StackedSum:
+    """Unreleased: the sums of all starts, of the same records, each clipped for itself (r x n)."""
+
+    norms: Array
+    total: Callable[[Array], Array]
+    symmetric: bool = False
+
+    @property
+    def like(self) -> Array:
+        """Return an array of the sum's library, precision and device."""
+        return self.norms
+
+    def clipped(self, bound: float, keep: Array | None) -> Array:
+        """Return the sums; a record adds at most `bound` to all of them together."""
+        each = bound / math.sqrt(self.norms.shape[0])
+        return self.total(clip_weights(self.norms, each, keep))
+
+
+@dataclass(frozen=True)
+class Restarts(Stage):
+    """The rounds of `search` from starts 0 to r - 1 of the seed: the state's `starts`, r x k x m.
 
     Every start takes the steps that it would take alone, with the same sites in every round.
     """
 
-    method: Factorization
+    search: Factorization
     n_restarts: int
-    sums_records = True
+    sites_per_round: int | None = None
+    purpose = "the search for the clusters, from several starts"
+    proved = False
 
     @property
     def name(self) -> str:  # type: ignore[override]
         """Return the name of the method, whose rounds these are."""
-        return self.method.name
+        return self.search.name
 
     @property
     def n_rounds(self) -> int:  # type: ignore[override]
         """Return the number of rounds of each start."""
-        return self.method.n_rounds
+        return self.search.n_rounds
 
     @property
     def n_clusters(self) -> int:
         """Return the number of clusters of each start."""
-        return self.method.n_clusters
+        return self.search.n_clusters
 
-    def weight(self, X: Array, state: State) -> float:
+    def sensitivity(self, state: State, t: int) -> float:
+        """Return the norm that gradients are clipped to, of all starts together."""
+        return self.search.clip_norm * math.sqrt(self.n_restarts)
+
+    def memory_factor(self, X: Array, state: State) -> float:
         """Return the number of starts: each has its own numbers for every record."""
         return self.n_restarts
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
-        """Return the random unit centres of all starts."""
         begun = [
-            replace(self.method, start_number=i).start(state, public, randomness)
+            replace(self.search, start_number=i).start(state, public, randomness)
             for i in range(self.n_restarts)
         ]
         stack = array_namespace(begun[0]["W"]).stack
@@ -118,23 +144,21 @@ class Restarts(Method):
         }
 
     def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
-        """Return the standardised view's numbers."""
-        return standardized_memory(batch, state, self.method.constant)
+        return standardized_memory(batch, state, self.search.constant)
 
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
-    ) -> RecordSum:
-        """Return the sums of the records' gradients in all starts, to be clipped in each."""
-        view = standardized_view(batch, state, self.method.constant)
+    ) -> StackedSum:
+        view = standardized_view(batch, state, self.search.constant)
         W = broadcast(state, "starts", most=W_MAX)
         xp = array_namespace(W)
         r, k, m = W.shape
         h = Memberships.of(
             view,
             W,
-            rho=self.method.orthogonality(t),
-            mu_h=self.method.penalty.membership_ridge,
-            steps=self.method.membership_steps,
+            rho=self.search.orthogonality(t),
+            mu_h=self.search.penalty.membership_ridge,
+            steps=self.search.membership_steps,
         )
         sizes = xp.sqrt(xp.sum(h.H**2, axis=1))
         norms = 2 * h.residual_norms(view.squared_norms) * sizes
@@ -144,25 +168,24 @@ class Restarts(Method):
             sums = view.weighted_sums(xp.reshape(V, (r * k, -1)).T)
             return xp.matmul(V, xp.matrix_transpose(h.H)) @ W - xp.reshape(sums, (r, k, m))
 
-        return RecordSum(norms, self.method.clip_norm, total, sums=r)
+        return StackedSum(norms, total)
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        """Return all starts after a step of each."""
         one = {**state, "W": state["starts"], "velocity": state["velocities"]}
-        moved = dict(self.method.combine(one, released, t))
+        moved = dict(self.search.combine(one, released, t))
         return {**state, "starts": moved["W"], "velocities": moved["velocity"]}
 
     def diagnose(self, batch: SiteBatch, state: State) -> Mapping[str, float]:
         """Return the objective of the best start, as the mean over sites."""
         xp = array_namespace(state["starts"])
-        losses = self.losses(batch, state, self.method.membership_steps)
+        losses = self.losses(batch, state, self.search.membership_steps)
         totals = xp.sum(losses, axis=1) / len(batch.sites)
         return {"objective": float(xp.min(totals))}
 
     def losses(self, batch: SiteBatch, state: State, steps: int) -> Array:
         """Return each record's part of the objective in every start (r x n), with the final rho."""
-        view, W = standardized_view(batch, state, self.method.constant), state["starts"]
-        penalty = self.method.penalty
+        view, W = standardized_view(batch, state, self.search.constant), state["starts"]
+        penalty = self.search.penalty
         rho, mu_h = penalty.orthogonality, penalty.membership_ridge
         h = Memberships.of(view, W, rho=rho, mu_h=mu_h, steps=steps)
         return h.residual_norms(view.squared_norms) ** 2 + membership_penalties(
@@ -171,7 +194,7 @@ class Restarts(Method):
 
 
 @dataclass(frozen=True)
-class Choice(Method):
+class Choice(Stage):
     """Sum every start's objective over all records; `W` becomes the start with the least.
 
     Memberships take `final_steps`, as when records are assigned: after the few of a round they
@@ -181,29 +204,28 @@ class Choice(Method):
 
     restarts: Restarts
     final_steps: int = 50
-    name: str = "choice"
-    sums_records = True
-    n_rounds: int = 1
+    name = "choice"
+    n_rounds = 1
+    purpose = "which of several starts has the least objective"
+    proved = False
 
-    def weight(self, X: Array, state: State) -> float:
+    def memory_factor(self, X: Array, state: State) -> float:
         """Return the number of starts."""
         return self.restarts.n_restarts
 
     def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
-        """Return the standardised view's numbers."""
         return self.restarts.prepare(batch, state, randomness)
 
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
-    ) -> RecordSum:
-        """Return the sum of the records' losses in every start."""
+    ) -> OuterSum:
         losses = self.restarts.losses(batch, state, self.final_steps)
         xp = array_namespace(losses)
         finite = xp.where(xp.isfinite(losses), losses, xp.zeros_like(losses))
-        return RecordSum(xp.max(losses, axis=0), math.inf, lambda weights: finite @ weights)
+        ones = Columns.of(xp.ones_like(finite[0, :]))
+        return OuterSum(finite.T, ones, xp.max(losses, axis=0), shape=(finite.shape[0],))
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        """Return the state with the best start as its centres."""
         objectives = on_host(released.value)
         best = int(np.argmin(np.where(np.isfinite(objectives), objectives, np.inf)))
         rest = {n: value for n, value in state.items() if n not in ("starts", "velocities")}

@@ -1,17 +1,23 @@
-"""What a plan is made from, and what it is: public facts, the user's choices, the stages."""
+"""What a plan is made from, and what it is: public facts, the stages, and what they may release."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from dpfedc.clustering.stage import Stage
+from dpfedc.privacy.calibration import StageBudget, calibrated_plan
 from dpfedc.privacy.privacy_plan import PrivacyPlan
-from dpfedc.settings import Penalty
+from dpfedc.privacy.schedule import most_rounds_of_a_site
+from dpfedc.settings import Penalty, PrivacyTarget
 
 NO_NOISE = "no noise was added: not private"
+MAX_HARMLESS_NOISE, MAX_USABLE_NOISE = 0.2, 0.7
+"""Below the first noise ratio a run finds about what it would find without noise; above the second
+results are poor, and a subspace is worth its price."""
 
 
 @dataclass(frozen=True)
@@ -33,38 +39,11 @@ class Federation:
 
 
 @dataclass(frozen=True)
-class Choices:
-    """What the user chose; "auto" and None leave the choice to the plan."""
-
-    n_clusters: int
-    n_rounds: int | str = "auto"
-    sites_per_round: int | None = None
-    center: bool = True
-    scale: bool = True
-    declared_bound: bool = False
-    constant_feature: float = 0.0
-    refine_rounds: int | str = "auto"
-    subspace: int | str | None = "auto"
-    nonnegative: bool = False
-    membership_steps: int = 10
-    update: str = "gradient"
-    extra_steps: int | None = None
-    sampling_probability: float = 1.0
-    batch_size: int = 50
-    orthogonality: float | str = "auto"
-    clip_norm: float | str = "auto"
-    step: float | str = "auto"
-    momentum: float | str = "auto"
-    gradient_bound: float | None = None
-    n_restarts: int = 1
-    init: npt.NDArray[np.float64] | None = None
-
-
-@dataclass(frozen=True)
 class RunPlan:
     """A list of stages with what they may release, and the stamps of their results.
 
-    `noise_ratio` is kappa (0: no noise). `penalty` and `refine` are what `predict` must know.
+    `noise_ratio` is the noise against the signal of a cluster of average size (0: no noise).
+    `penalty` and `refine` are what `predict` must know. `reasons` say in words what was chosen.
     """
 
     stages: tuple[Stage, ...]
@@ -73,8 +52,59 @@ class RunPlan:
     stamps: tuple[str, ...] = ()
     privacy: PrivacyPlan | None = None
     noise_ratio: float = 0.0
+    reasons: tuple[str, ...] = ()
 
     @property
     def n_rounds(self) -> int:
         """Return the number of rounds of all stages."""
-        return sum(stage.method.n_rounds for stage in self.stages)
+        return sum(stage.n_rounds for stage in self.stages)
+
+
+def planned_releases(
+    stages: Sequence[Stage], facts: Federation
+) -> list[tuple[str, int, int, int, float]]:
+    """Return for each stage its name, rounds, sites in a round, a site's rounds at most, and q."""
+    found = []
+    for stage in stages:
+        per_round = stage.taking_part(facts.n_sites)
+        most = most_rounds_of_a_site(facts.n_sites, per_round, stage.n_rounds)
+        found.append((stage.name, stage.n_rounds, per_round, most, stage.sampling_probability))
+    return found
+
+
+def private_stages(
+    stages: Sequence[Stage],
+    shares: Mapping[str, float],
+    facts: Federation,
+    target: PrivacyTarget,
+    *,
+    privacy: PrivacyPlan | None = None,
+    spare_delta: float = 0.0,
+) -> tuple[tuple[Stage, ...], PrivacyPlan]:
+    """Return the stages, told of their noise, and the privacy plan that spends the target on them.
+
+    `shares` are the stages' parts of the budget, counted in mu^2. A privacy plan that was made
+    before is taken as it is, which saves the time to make it again.
+    """
+    if privacy is None:
+        budgets = tuple(
+            StageBudget(name, n_rounds, per_round, most, shares[name], q)
+            for name, n_rounds, per_round, most, q in planned_releases(stages, facts)
+        )
+        privacy = calibrated_plan(
+            budgets,
+            epsilon=target.epsilon,
+            delta=target.delta,
+            trust=target.trust,
+            n_sites=facts.n_sites,
+            min_survivors=target.min_survivors,
+            colluding_sites=target.colluding_sites,
+            spare_delta=spare_delta,
+        )
+    told = tuple(
+        stage.told(
+            privacy.noise_of_sum(stage.name, stage.taking_part(facts.n_sites)), facts.n_records
+        )
+        for stage in stages
+    )
+    return told, privacy

@@ -4,31 +4,45 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from dpfedc.clustering.stage import Method, Public, SiteBatch, State, broadcast
+from dpfedc.clustering.stage import (
+    SLACK,
+    Entry,
+    Form,
+    Known,
+    Public,
+    SiteBatch,
+    Stage,
+    State,
+    at_most,
+    broadcast,
+)
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
 from dpfedc.kernels.cluster_sums import one_hot
-from dpfedc.kernels.host import on_host, on_host_once
-from dpfedc.kernels.rows import weighted_rows
-from dpfedc.kernels.standardized import Standardized, centered_norms, is_far
-from dpfedc.privacy.gate import RecordSum, Released
+from dpfedc.kernels.devices import on_host, on_host_once
+from dpfedc.kernels.row_views import Columns, Standardized, centered_norms, is_far
+from dpfedc.privacy.gate import Released
 from dpfedc.privacy.sampling import RoundSample
+from dpfedc.privacy.sums import OuterSum
 from dpfedc.randomness import Randomness
 
 BINS_PER_OCTAVE = 2
 OCTAVES = 40
 N_BINS = 2 * OCTAVES * BINS_PER_OCTAVE
 """Norms from 2^-40 to 2^40 are told apart; shorter and longer ones fall into the end bins."""
+VIEW = ("data_mean", "scale", "basis")
+"""What the standardised view of the records depends on."""
 
 
 def fingerprint(state: State, constant: float) -> int:
     """Return a number that stands for what standardising depends on."""
-    names = [name for name in ("center", "scale", "basis") if name in state]
+    names = [name for name in VIEW if name in state]
     content = b"".join(name.encode() + on_host_once(state[name]).tobytes() for name in names)
     content += float(constant).hex().encode()
     digest = hashlib.blake2b(content, digest_size=8).digest()
@@ -46,7 +60,7 @@ def standardized_memory(batch: SiteBatch, state: State, constant: float) -> dict
         return {name: memory[name] for name in ("factors", "squared_norms", "made_for")}
     view = Standardized.of(
         batch.X,
-        center=broadcast(state, "center"),
+        center=broadcast(state, "data_mean"),
         scale=broadcast(state, "scale", above=0) if "scale" in state else None,
         constant=constant,
         basis=broadcast(state, "basis") if "basis" in state else None,
@@ -56,71 +70,115 @@ def standardized_memory(batch: SiteBatch, state: State, constant: float) -> dict
 
 
 def standardized_view(batch: SiteBatch, state: State, constant: float) -> Standardized:
-    """Return the batch's records as the method sees them, from what the sites remember.
+    """Return the batch's records as the stage sees them, from what the sites remember.
 
-    A server that moved the centre in mid-stage would make the remembered norms wrong, and clipping
+    A server that moved the mean in mid-stage would make the remembered norms wrong, and clipping
     by them worthless: the site refuses.
     """
     memory = batch.memory
     xp = array_namespace(memory["made_for"])
     if not bool(xp.all(memory["made_for"] == fingerprint(state, constant))):
-        raise InvalidInput("centre, scale and basis must be those that the stage began with")
+        raise InvalidInput("mean, scale and basis must be those that the stage began with")
     return Standardized(
         batch.X,
-        state["center"],
+        state["data_mean"],
         memory["factors"],
         memory["squared_norms"],
         constant,
         state.get("basis"),
-        is_far(state["center"], state.get("scale")),
+        is_far(state["data_mean"], state.get("scale")),
     )
 
 
-def standardized_rows(view: Standardized, rows: slice) -> Array:
-    """Return the standardised records of consecutive rows, formed in full."""
-    xp, on = array_namespace(view.X), device(view.X)
-    return view.rows(xp.arange(rows.start, rows.stop, device=on))
+def with_mean_and_scale(state: State, public: Public) -> State:
+    """Return the state with a mean and a scale, which are declared ones if none was released.
 
-
-def outer_products(H: Array, rows: Array) -> Array:
-    """Return h_j r_j' of every record (b x k x m) for H (b x k) and rows r (b x m)."""
-    return H[:, :, None] * rows[:, None, :]
-
-
-def with_place_and_scale(state: State, public: Public) -> State:
-    """Return the state with a centre and a scale, which are declared ones if none was released.
-
-    Undeclared, the centre is zero and records are taken to have norm at most 1.
+    Undeclared, the mean is zero and records are taken to have norm at most 1.
     """
     return {
-        "center": state.get("origin", public.asarray(np.zeros(public.n_features))),
+        "data_mean": state.get("origin", public.asarray(np.zeros(public.n_features))),
         "scale": state.get("bound", public.asarray(np.asarray(1.0))),
         **state,
     }
 
 
+def origin_entry(n_features: int) -> Entry:
+    """Return the entry of the point that norms are measured from."""
+    return Entry((n_features,))
+
+
+def bound_entry() -> Entry:
+    """Return the entry of the longest norm in common use."""
+    return Entry((), lambda bound, _: 2.0**-OCTAVES <= float(bound) <= 2.0**OCTAVES)
+
+
+def mean_entry(n_features: int) -> Entry:
+    """Return the entry of the records' mean, which is no farther from the origin than the bound."""
+
+    def within(mean: Array, state: State) -> bool:
+        away = np.linalg.norm((mean - state["origin"]) / state["bound"])
+        return float(away) <= SLACK
+
+    return Entry((n_features,), within, needs=("origin", "bound"))
+
+
+def scale_entry(factor: float) -> Entry:
+    """Return the entry of the scale, a public part of the bound at least and at most."""
+
+    def within(scale: Array, state: State) -> bool:
+        ratio = float(scale / state["bound"])
+        return MIN_SCALE / SLACK <= ratio <= factor * SLACK
+
+    return Entry((), within, needs=("bound",))
+
+
+MIN_SCALE = 2.0**-10
+"""The scale is at least this part of the bound, so that noise cannot make it vanish."""
+
+
 @dataclass(frozen=True)
-class Bound(Method):
+class Bound(Stage):
     """Release a histogram of the records' norms; `bound` becomes the longest norm in common use.
 
-    Bins are half octaves on a public grid. A bin counts if it holds more than `least_count`
-    records, which the planner sets above the noise; the bound is the upper edge of the highest bin
-    that counts. Longer records are clipped to it. A record is in one bin: sensitivity 1.
+    Bins are half octaves on a public grid. A bin counts if it holds more than `min_count` records,
+    which must be above the noise; the bound is the upper edge of the highest bin that counts.
+    Longer records are clipped to it. A record is in one bin: sensitivity 1.
     """
 
-    least_count: float
-    name: str = "bound"
-    sums_records = True
-    n_rounds: int = 1
+    min_count: float = 0.0
+    name = "bound"
+    n_rounds = 1
+    purpose = "how long records are, as a histogram"
+    reads = ("origin",)
+
+    def starts(self, known: Known, n_features: int) -> Known:
+        return {"origin": known.get("origin", origin_entry(n_features))}
+
+    def makes(self, known: Known, n_features: int) -> Known:
+        return {"bound": bound_entry()}
+
+    def upload(self, known: Known, n_features: int) -> Form:
+        return Form((N_BINS,))
+
+    def sensitivity(self, state: State, t: int) -> float:
+        """Return 1: a record is in one bin."""
+        return 1.0
+
+    def told(self, noise: float, n_records: int) -> Self:
+        """Return the stage with a count that noise alone does not reach.
+
+        An empty bin passes for a full one once in 10,000 runs; and what is in bins with very few
+        records may be clipped.
+        """
+        threshold = noise * math.sqrt(2 * math.log(1e4 * N_BINS))
+        return replace(self, min_count=max(threshold, 0.005 * n_records))
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
-        """Return the state with the origin that norms are measured from."""
         return {"origin": public.asarray(np.zeros(public.n_features)), **state}
 
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
-    ) -> RecordSum:
-        """Return the counts of norms in half octaves."""
+    ) -> OuterSum:
         xp = array_namespace(batch.X)
         norms = centered_norms(batch.X, broadcast(state, "origin"))
         octaves = xp.log2(xp.clip(norms, min=2.0**-OCTAVES, max=2.0**OCTAVES))
@@ -128,14 +186,11 @@ class Bound(Method):
         bins = xp.clip(xp.floor((octaves + OCTAVES) * BINS_PER_OCTAVE), min=0, max=N_BINS - 1)
         members = one_hot(xp.astype(bins, xp.int64), N_BINS, batch.X)
         finite = xp.where(xp.isfinite(norms), xp.ones_like(norms), norms)
-        return RecordSum(
-            finite, 1.0, lambda weights: weights @ members, terms=lambda rows: members[rows, :]
-        )
+        return OuterSum(members, Columns.of(xp.ones_like(norms)), finite, shape=(N_BINS,))
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        """Return the state with the bound."""
         counts = on_host(released.value)
-        above = np.flatnonzero(counts > self.least_count)
+        above = np.flatnonzero(counts > self.min_count)
         highest = int(above[-1]) if len(above) else int(np.argmax(counts))
         bound = 2.0 ** ((highest + 1) / BINS_PER_OCTAVE - OCTAVES)
         like = state["origin"]
@@ -144,40 +199,46 @@ class Bound(Method):
 
 
 @dataclass(frozen=True)
-class Mean(Method):
-    """Release the sum of the records; the state's `center` becomes their mean.
+class Mean(Stage):
+    """Release the sum of the records; the state's `data_mean` becomes their mean.
 
     Records are clipped to the state's `bound` around its `origin`: that is the sensitivity. Without
     a bound nothing is clipped.
     """
 
-    name: str = "mean"
-    sums_records = True
-    n_rounds: int = 1
+    name = "mean"
+    n_rounds = 1
+    purpose = "where the middle of all records lies"
+    reads = ("origin", "bound")
+
+    def starts(self, known: Known, n_features: int) -> Known:
+        return {"origin": known.get("origin", origin_entry(n_features))}
+
+    def makes(self, known: Known, n_features: int) -> Known:
+        return {"data_mean": mean_entry(n_features)}
+
+    def upload(self, known: Known, n_features: int) -> Form:
+        return Form((n_features,))
+
+    def sensitivity(self, state: State, t: int) -> float:
+        """Return the bound."""
+        return float(state.get("bound", math.inf))
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
-        """Return the state with an origin."""
         return {"origin": public.asarray(np.zeros(public.n_features)), **state}
 
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
-    ) -> RecordSum:
-        """Return the sum of x_j - origin."""
+    ) -> OuterSum:
         xp, origin = array_namespace(batch.X), broadcast(state, "origin")
-        norms, far = centered_norms(batch.X, origin), is_far(origin, state.get("bound"))
-
-        def total(weights: Array) -> Array:
-            if far:
-                return weighted_rows(weights[:, None], batch.X, origin)[0, :]
-            return weights @ batch.X - xp.sum(weights) * origin
-
-        def terms(rows: slice) -> Array:
-            return batch.X[rows, :] - origin
-
-        return RecordSum(norms, float(state.get("bound", math.inf)), total, terms=terms)
+        norms = centered_norms(batch.X, origin)
+        ones = xp.ones_like(norms)
+        far = is_far(origin, state.get("bound"))
+        records = Standardized(batch.X, origin, ones, norms**2, 0.0, far=far)
+        return OuterSum(ones[:, None], records, norms, shape=(int(batch.X.shape[1]),))
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        """Return the state with the mean as its centre, no farther from the origin than the bound.
+        """Return the state with the mean, no farther from the origin than the bound.
 
         A mean of clipped records cannot be farther; noise can.
         """
@@ -186,43 +247,49 @@ class Mean(Method):
         if "bound" in state:
             length = xp.sqrt(xp.sum(mean**2))
             mean = mean * (state["bound"] / xp.maximum(length, state["bound"]))
-        return {**state, "center": state["origin"] + mean}
+        return {**state, "data_mean": state["origin"] + mean}
 
 
 @dataclass(frozen=True)
-class Scale(Method):
-    """Release the sum of |x_j - center|; the state's `scale` becomes `factor` times its mean.
+class Scale(Stage):
+    """Release the sum of |x_j - mean|; the state's `scale` becomes `factor` times its mean.
 
     Distances are clipped to the `bound`: that is the sensitivity. Records farther out than the
     scale are clipped to it later, so the factor is a little over one.
     """
 
-    name: str = "scale"
-    sums_records = True
-    n_rounds: int = 1
     factor: float = 1.3
-    smallest: float = 2.0**-10
-    """The scale is at least this part of the bound, so that noise cannot make it vanish."""
+    name = "scale"
+    n_rounds = 1
+    purpose = "how far records are from that middle"
+    reads = ("data_mean", "bound")
+
+    def starts(self, known: Known, n_features: int) -> Known:
+        return {"data_mean": known.get("data_mean", mean_entry(n_features))}
+
+    def makes(self, known: Known, n_features: int) -> Known:
+        return {"scale": scale_entry(self.factor)}
+
+    def upload(self, known: Known, n_features: int) -> Form:
+        return Form(())
+
+    def sensitivity(self, state: State, t: int) -> float:
+        """Return the bound."""
+        return float(state.get("bound", math.inf))
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
-        """Return the state with a centre if none was released."""
         origin = state.get("origin", public.asarray(np.zeros(public.n_features)))
-        return {"center": origin, **state}
+        return {"data_mean": origin, **state}
 
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
-    ) -> RecordSum:
-        """Return the sum of |x_j - center|."""
+    ) -> OuterSum:
         xp = array_namespace(batch.X)
-        norms = centered_norms(batch.X, broadcast(state, "center"))
+        norms = centered_norms(batch.X, broadcast(state, "data_mean"))
         finite = xp.where(xp.isfinite(norms), norms, xp.zeros_like(norms))
-        bound = float(state.get("bound", math.inf))
-        return RecordSum(
-            norms, bound, lambda weights: xp.sum(weights * finite), terms=lambda rows: finite[rows]
-        )
+        return OuterSum(xp.ones_like(norms)[:, None], Columns.of(finite), norms, shape=())
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        """Return the state with the new scale, kept within public limits."""
         xp = array_namespace(released.value)
         scale = self.factor * released.value / released.n_records
         least = float(xp.finfo(released.value.dtype).smallest_normal) ** 0.5
@@ -231,44 +298,53 @@ class Scale(Method):
         bound = float(state["bound"])
         return {
             **state,
-            "scale": xp.clip(scale, min=self.smallest * bound, max=self.factor * bound),
+            "scale": xp.clip(scale, min=MIN_SCALE * bound, max=self.factor * bound),
         }
 
 
 @dataclass(frozen=True)
-class Subspace(Method):
+class Subspace(Stage):
     """Release the sum of x~ x~'; the state's `basis` becomes its leading eigenvectors.
 
     All later stages work in that subspace, where there is less room for noise. |x~ x~'| <= 1.
     """
 
     n_dimensions: int
-    name: str = "subspace"
-    sums_records = True
-    n_rounds: int = 1
+    name = "subspace"
+    n_rounds = 1
+    reads = VIEW
+
+    @property
+    def purpose(self) -> str:  # type: ignore[override]
+        """Return what is found out."""
+        return f"the {self.n_dimensions} directions in which records differ most"
+
+    def starts(self, known: Known, n_features: int) -> Known:
+        return {"data_mean": mean_entry(n_features), "scale": scale_entry(1.0), **known}
+
+    def makes(self, known: Known, n_features: int) -> Known:
+        return {"basis": Entry((self.n_dimensions, n_features), at_most(1.0))}
+
+    def upload(self, known: Known, n_features: int) -> Form:
+        return Form((n_features, n_features), symmetric=True)
+
+    def sensitivity(self, state: State, t: int) -> float:
+        """Return 1: |x~| <= 1."""
+        return 1.0
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
-        """Return the state with a centre and a scale."""
-        return with_place_and_scale(state, public)
+        return with_mean_and_scale(state, public)
 
     def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
-        """Return the standardised view's numbers."""
         return standardized_memory(batch, state, 0.0)
 
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
-    ) -> RecordSum:
-        """Return the second moment of the standardised records."""
+    ) -> OuterSum:
         view = standardized_view(batch, state, 0.0)
-
-        def terms(rows: slice) -> Array:
-            x = standardized_rows(view, rows)
-            return outer_products(x, x)
-
-        return RecordSum(view.squared_norms, 1.0, view.second_moment, symmetric=True, terms=terms)
+        return OuterSum(view, view, view.squared_norms, symmetric=True)
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        """Return the state with the basis (dimensions x features)."""
         _, vectors = np.linalg.eigh(on_host(released.value))
         basis = vectors[:, : -self.n_dimensions - 1 : -1].T.copy()
         moment = released.value

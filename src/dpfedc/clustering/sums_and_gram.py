@@ -14,17 +14,15 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from dpfedc.clustering.factorization import W_MAX, Factorization
-from dpfedc.clustering.stage import SiteBatch, State, broadcast
-from dpfedc.clustering.standardize import (
-    outer_products,
-    standardized_rows,
-    standardized_view,
-)
+from dpfedc.clustering.stage import Form, Known, SiteBatch, State, broadcast
+from dpfedc.clustering.standardize import standardized_view
 from dpfedc.kernels import Array
 from dpfedc.kernels.clipping import only_where
-from dpfedc.kernels.host import on_host
-from dpfedc.privacy.gate import RecordSum, Released
+from dpfedc.kernels.devices import on_host
+from dpfedc.kernels.row_views import Columns
+from dpfedc.privacy.gate import Released
 from dpfedc.privacy.sampling import RoundSample
+from dpfedc.privacy.sums import OuterSum
 from dpfedc.randomness import Randomness
 
 GRAM_WEIGHT = 0.5
@@ -41,37 +39,32 @@ class SumsAndGram(Factorization):
 
     ridge: float = 1e-3
 
+    def upload(self, known: Known, n_features: int) -> Form:
+        k, width = known["W"].shape
+        return Form((k, width + k))
+
+    def sensitivity(self, state: State, t: int) -> float:
+        """Return the longest that one record's part can be; a constant feature adds to |x~|."""
+        return math.sqrt(1 + self.constant**2 + GRAM_WEIGHT**2)
+
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
-    ) -> RecordSum:
-        """Return the sums of h x~' and h h'."""
+    ) -> OuterSum:
         view = standardized_view(batch, state, self.constant)
         W = broadcast(state, "W", most=W_MAX)
         xp = array_namespace(W)
-        _, H = self._memberships(view, W, W @ W.T, self.orthogonality(t))
+        _, H = self.memberships(view, W, W @ W.T, self.orthogonality(t))
         H = only_where(xp.isfinite(xp.sum(H, axis=1)), H)
         H = H / xp.clip(xp.sqrt(xp.sum(H**2, axis=1)), min=1.0)[:, None]
         squares = xp.sum(H**2, axis=1)
-
-        def total(weights: Array) -> Array:
-            V = H * weights[:, None]
-            return xp.concat([view.weighted_sums(V), GRAM_WEIGHT * (V.T @ H)], axis=1)
-
-        def terms(rows: slice) -> Array:
-            h = H[rows, :]
-            row = xp.concat([standardized_rows(view, rows), GRAM_WEIGHT * h], axis=1)
-            return outer_products(h, row)
-
         norms = xp.sqrt(squares * (view.squared_norms + GRAM_WEIGHT**2 * squares))
-        limit = math.sqrt(1 + self.constant**2 + GRAM_WEIGHT**2)
-        return RecordSum(norms, limit, total, terms=terms)
+        return OuterSum(H, Columns.of(view, GRAM_WEIGHT * H), norms)
 
-    def _fused(self, X: Array, state: State) -> None:
+    def fused(self, X: Array, state: State) -> None:
         """Return none: the fused kernels sum gradients, which are not what is released here."""
         return
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        """Return the least-squares centres, scaled to unit norm."""
         k = self.n_clusters
         value = on_host(released.value) / released.n_records
         gram = value[:, -k:] / GRAM_WEIGHT
@@ -82,4 +75,4 @@ class SumsAndGram(Factorization):
         W = inverse @ value[:, :-k]
         xp, like = array_namespace(released.value), released.value
         W = xp.asarray(W, dtype=like.dtype, device=device(like))
-        return {**state, "W": self._feasible(W)}
+        return {**state, "W": self.feasible(W)}

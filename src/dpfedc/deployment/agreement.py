@@ -8,26 +8,26 @@ from the public facts with its own code, and refuses what it would not have plan
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dpfedc.clustering.registry import PROVED_METHODS, declared_state, declares_bound, proved_plan
-from dpfedc.clustering.run_plan import Federation, RunPlan
-from dpfedc.clustering.stage import Public, State
+from dpfedc.clustering.registry import method_named, proved_methods
+from dpfedc.clustering.run_plan import Federation, RunPlan, planned_releases
+from dpfedc.clustering.stage import Entry, Public, State
 from dpfedc.deployment.exchanges import Exchange, exchanges
-from dpfedc.deployment.messages import digest, require_hex
+from dpfedc.deployment.messages import MAX_HEAD, digest, require_hex
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.accountant import guarantee, plan_epsilon
 from dpfedc.privacy.exact import LARGEST_SUM, SENSITIVITY, noise_in_units
 from dpfedc.privacy.noise import SIMULATED
 from dpfedc.privacy.privacy_plan import PrivacyPlan
-from dpfedc.privacy.schedule import most_rounds_of_a_site, schedule
+from dpfedc.privacy.schedule import cohorts
 from dpfedc.randomness import Randomness
 from dpfedc.settings import (
     PrivacyGuarantee,
@@ -39,17 +39,11 @@ from dpfedc.settings import (
 )
 from dpfedc.tables.sources import Schema
 
-FORMAT = "dpfedc-agreement-1"
-VERSION = version("dpfedc")
+FORMAT = "dpfedc-agreement-2"
+"""A version of its own: it changes with what an agreement means, not with the package."""
 NOISES = ("secure", "simulated")
 MIN_BOUND = 1e-100
 """Lengths beyond it, either way, cannot be squared: every round would fail, and stay charged."""
-LLOYD_SETTINGS = frozenset({"n_clusters", "n_rounds", "sites_per_round", "norm_bound", "init"})
-DP_FEDC_SETTINGS = LLOYD_SETTINGS | {
-    "center", "scale", "feature_ranges", "constant_feature", "refine_rounds", "subspace",
-    "nonnegative", "membership_steps", "update", "sampling_probability", "orthogonality",
-    "clip_norm", "step", "momentum",
-}  # fmt: skip
 ROUNDING = 1e-3
 """By this part a noise multiplier may differ from a site's own: computers round differently, and
 the search for it goes in steps."""
@@ -98,19 +92,15 @@ class Agreement:
     deadline: float
     min_answers: int
     privacy: PrivacyPlan
-    version: str = VERSION
 
     def __post_init__(self) -> None:
-        for name in ("name", "coordinator", "version"):
+        for name in ("name", "coordinator"):
             require_name(name, getattr(self, name))
         require_hex("receipt_key", self.receipt_key, 32)
-        require_choice("method", self.method, PROVED_METHODS)
-        known = DP_FEDC_SETTINGS if self.method == "dp-fedc" else LLOYD_SETTINGS
-        if not isinstance(self.settings, Mapping) or not set(self.settings) <= known:
-            raise InvalidInput(
-                f"settings of {self.method} must be among {', '.join(sorted(known))}, "
-                f"got {', '.join(map(str, self.settings))}"
-            )
+        require_choice("method", self.method, proved_methods())
+        if not isinstance(self.settings, Mapping):
+            raise InvalidInput(f"settings must be a table, got {self.settings!r}")
+        method_named(self.method).require_deployed(self.settings)
         require_integer("n_clusters", self.settings.get("n_clusters"), least=1)
         try:
             settings = json.loads(json.dumps(dict(self.settings), allow_nan=False))
@@ -148,8 +138,9 @@ class Agreement:
         """Read what `to_json` wrote; anything else is refused."""
         try:
             content = dict(json.loads(text))
-            if content.pop("format") != FORMAT:
-                raise InvalidInput(f"an agreement must have format {FORMAT}")
+            got = content.pop("format")
+            if got != FORMAT:
+                raise InvalidInput(f"its format must be {FORMAT}, got {str(got)[:80]!r}")
             content["sites"] = tuple(Site(**site) for site in content["sites"])
             content["features"] = tuple(content["features"])
             content["privacy"] = PrivacyPlan.from_json(json.dumps(content["privacy"]))
@@ -190,23 +181,15 @@ class Agreement:
         The agreed noise multipliers are taken, so that all sites use the same to the last bit;
         `verified` checks them. The releases must be those of the stages.
         """
-        if self.version != VERSION:
-            raise InvalidInput(f"version must be {VERSION}, as installed, got {self.version}")
-        plan = proved_plan(
-            self.method, self.settings, self.facts, self.target, privacy=self.privacy
+        plan = method_named(self.method).plan(
+            self.settings, self.facts, self.target, privacy=self.privacy
         )
-        n_sites, expected = len(self.sites), []
-        for stage in plan.stages:
-            per_round, n_rounds = stage.sites_per_round or n_sites, stage.method.n_rounds
-            most = most_rounds_of_a_site(n_sites, per_round, n_rounds)
-            searching = stage.method.name == "factorisation"
-            q = self.settings.get("sampling_probability", 1.0) if searching else 1.0
-            expected.append((stage.method.name, n_rounds, per_round, most, q))
         got = [
             (r.stage, r.n_rounds, r.sites_per_round, r.rounds_per_site, r.sampling_probability)
             for r in self.privacy.releases
         ]
-        if got != expected or (self.privacy.n_sites, self.privacy.spare_delta) != (n_sites, 0):
+        agreed = (self.privacy.n_sites, self.privacy.spare_delta)
+        if got != planned_releases(plan.stages, self.facts) or agreed != (len(self.sites), 0):
             raise InvalidInput("the privacy plan must be the one that follows from the settings")
         if self.noise == "secure":
             require_integer("n_records", self.facts.n_records, least=1, most=MAX_RECORDS)
@@ -220,9 +203,9 @@ class Agreement:
         The noise must be what this very code would have chosen, up to rounding, and keep epsilon by
         its own accountant. This takes seconds; accepting the digest makes it good for all requests.
         """
-        own = proved_plan(self.method, self.settings, self.facts, self.target).privacy
+        own = method_named(self.method).plan(self.settings, self.facts, self.target).privacy
         for stage in self.plan.stages:
-            name = stage.method.name
+            name = stage.name
             got = self.privacy.of_stage(name).noise_multiplier
             due = got if own is None else own.of_stage(name).noise_multiplier
             if abs(got / due - 1) > ROUNDING:
@@ -248,16 +231,20 @@ class Agreement:
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
         """Return what each stage sends and receives."""
-        declared = declares_bound(self.settings)
-        facts = self.facts
-        return exchanges(self.plan, facts.n_features, facts.n_sites, declared_bound=declared)
+        declared = {name: Entry(values.shape) for name, values in self.fixed.items()}
+        return exchanges(self.plan.stages, declared, len(self.features))
+
+    @cached_property
+    def max_message_bytes(self) -> int:
+        """Return the length of the longest message that the run has any use for."""
+        numbers = max(sum(map(math.prod, exchange.shapes)) for exchange in self.exchanges)
+        return 2 * MAX_HEAD + 8 * numbers
 
     @cached_property
     def declared(self) -> State:
         """Return the run's first state: where records lie and how long they are, as declared."""
-        origin = np.zeros(len(self.features))
-        declared = declared_state(self.method, self.settings, len(self.features))
-        return {"origin": origin, **declared}
+        declared = method_named(self.method).declared(self.settings, len(self.features))
+        return {"origin": np.zeros(len(self.features)), **declared}
 
     @property
     def fixed(self) -> State:
@@ -277,18 +264,16 @@ class Agreement:
     def exchange(self, stage: str) -> Exchange:
         """Return what a stage sends and receives."""
         for exchange in self.exchanges:
-            if exchange.method.name == stage:
+            if exchange.stage.name == stage:
                 return exchange
-        known = ", ".join(exchange.method.name for exchange in self.exchanges)
+        known = ", ".join(exchange.stage.name for exchange in self.exchanges)
         raise InvalidInput(f"stage must be one of {known}, got {stage!r}")
 
     def cohort(self, stage: str, t: int) -> npt.NDArray[np.int64]:
         """Return the numbers of the sites in round t of a stage, by the public schedule."""
-        exchange = self.exchange(stage)
-        n_rounds = exchange.method.n_rounds
-        require_integer("t", t, least=1, most=n_rounds)
-        rng = Randomness(self.seed).generator(f"participation {stage}")
-        rounds = schedule(len(self.sites), exchange.sites_per_round, n_rounds, rng=rng)
+        planned = self.exchange(stage).stage
+        require_integer("t", t, least=1, most=planned.n_rounds)
+        rounds = cohorts(planned, len(self.sites), Randomness(self.seed))
         return next(cohort for i, cohort in enumerate(rounds, start=1) if i == t)
 
     def number_of(self, site: str) -> int:

@@ -7,7 +7,6 @@ the very requests it sent before, to which sites have answers in store: nothing 
 from __future__ import annotations
 
 import json
-import os
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,57 +14,38 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfedc.clustering.stage import State
 from dpfedc.deployment.messages import checked_head, packed, unpacked
+from dpfedc.engine.rounds import Position
 from dpfedc.engine.run_record import RoundRecord
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.ledger import Head
 from dpfedc.settings import require_integer
+from dpfedc.whole_files import write_whole
 
 CHECKPOINT, REQUESTS = "checkpoint.bin", "requests.json"
 MAX_BYTES = 2**31
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that after a crash it is the old one or the new one, never a part."""
-    draft = path.with_name(f".{path.name}.draft")
-    with draft.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A run after round t of a stage (0: the stage has started; stages count from 0).
-
-    `heads` are the last that was seen of the sites' ledgers.
-    """
+    """Where a run stands, and the last that was seen of the sites' ledgers."""
 
     run: str
-    stage: int
-    t: int
-    state: State
+    position: Position
     heads: Mapping[str, Head] = field(default_factory=dict)
-    rounds: tuple[RoundRecord, ...] = ()
 
     def save(self, folder: Path) -> None:
         """Write the checkpoint in place of the one before."""
+        at = self.position
         head = {
             "kind": "checkpoint",
             "run": self.run,
-            "stage": self.stage,
-            "t": self.t,
+            "stage": at.stage,
+            "t": at.t,
             "heads": {site: [head.n_rows, head.digest] for site, head in self.heads.items()},
-            "rounds": [asdict(entry) for entry in self.rounds],
+            "rounds": [asdict(entry) for entry in at.rounds],
         }
-        arrays = {name: np.asarray(values, np.float64) for name, values in self.state.items()}
+        arrays = {name: np.asarray(values, np.float64) for name, values in at.state.items()}
         write_whole(folder / CHECKPOINT, packed(head, arrays))
 
     @classmethod
@@ -81,14 +61,14 @@ class Checkpoint:
                     f"{folder} must be a new folder or that of run {run[:12]}, "
                     f"got one of run {str(head['run'])[:12]}"
                 )
-            return cls(
-                run,
+            position = Position(
                 require_integer("stage", head["stage"], least=0),
                 require_integer("t", head["t"], least=0),
                 state,
-                {site: checked_head(seen) for site, seen in head["heads"].items()},
                 tuple(RoundRecord(**entry) for entry in head["rounds"]),
             )
+            heads = {site: checked_head(seen) for site, seen in head["heads"].items()}
+            return cls(run, position, heads)
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidInput(f"{path} is not a checkpoint: {error}") from error
 

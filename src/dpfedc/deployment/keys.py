@@ -1,31 +1,31 @@
-"""Keys and certificates: the server's authority, its certificate, and the keys of sites.
+"""Keys and signatures: who a site is, that an answer is its own, and what a server has seen.
 
 A site's key pair is an ECDSA P-384 key in OpenSSH format. With it the site proves at every call
 who it is, and signs every answer, so that neither another site nor the mailbox in between can
 speak for it.
+
+A coordinator signs, with Ed25519, the last head that it saw of a site's ledger, and sends this
+receipt with the next request. A site whose ledger does not hold that head has lost rows, as when
+its file was put back from a backup, and what it has spent would be forgotten.
 """
 
 from __future__ import annotations
 
-import datetime
 import hashlib
-import ipaddress
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfedc.deployment.flower.extra import require_cryptography
-from dpfedc.errors import DataUnavailable, InvalidInput
+from dpfedc.deployment.messages import Receipt
+from dpfedc.errors import DataUnavailable, InvalidInput, MissingExtra
+from dpfedc.privacy.ledger import Head
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import (
         EllipticCurvePrivateKey,
         EllipticCurvePublicKey,
     )
-    from cryptography.x509 import Certificate, ExtensionType
 
-_VALID_DAYS = 3650
 _DOMAIN = b"dpfedc answer 1\0"
 
 
@@ -47,42 +47,6 @@ def require_private(path: Path) -> bytes:
             f"{path} must be readable by its owner only, got mode {mode & 0o777:o}: chmod 600 it"
         )
     return content
-
-
-def write_server_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """Write ca.crt, ca.key, server.crt and server.key, for a server reached by these names."""
-    require_cryptography()
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
-    authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dpfedc federation")])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dpfedc server")])
-    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    ca = _certificate(
-        issuer,
-        authority.public_key(),
-        (issuer, authority),
-        critical=[x509.BasicConstraints(ca=True, path_length=0), _usage(signs=True)],
-        extensions=[identifier],
-    )
-    certificate = _certificate(
-        subject,
-        server.public_key(),
-        (issuer, authority),
-        critical=[x509.BasicConstraints(ca=False, path_length=None), _usage(signs=False)],
-        extensions=[
-            x509.SubjectAlternativeName([_general_name(host) for host in hosts]),
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
-            x509.SubjectKeyIdentifier.from_public_key(server.public_key()),
-            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
-        ],
-    )
-    write_private(folder / "ca.key", _pem(authority))
-    write_private(folder / "server.key", _pem(server))
-    (folder / "ca.crt").write_bytes(_certificate_pem(ca))
-    (folder / "server.crt").write_bytes(_certificate_pem(certificate))
 
 
 def write_site_key(folder: Path, name: str) -> None:
@@ -166,73 +130,54 @@ def _signed(request: bytes, answer: bytes) -> bytes:
     return _DOMAIN + hashlib.sha256(request).digest() + hashlib.sha256(answer).digest()
 
 
-def _certificate(
-    subject: Any,
-    public_key: Any,
-    signed_by: tuple[Any, Any],
-    *,
-    critical: Sequence[ExtensionType],
-    extensions: Sequence[ExtensionType],
-) -> Certificate:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-
-    now = datetime.datetime.now(datetime.UTC)
-    issuer, key = signed_by
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public_key)
-        .serial_number(x509.random_serial_number())
-        # A site whose clock is a little behind must not find the certificate too young.
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=_VALID_DAYS))
-    )
-    for extension in critical:
-        builder = builder.add_extension(extension, critical=True)
-    for extension in extensions:
-        builder = builder.add_extension(extension, critical=False)
-    return builder.sign(key, hashes.SHA256())
+def require_cryptography() -> None:
+    """Say which extra is missing, if one is."""
+    try:
+        import cryptography  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra(
+            "keys and certificates need cryptography: pip install 'dpfedc[flower]'"
+        ) from error
 
 
-def _usage(*, signs: bool) -> ExtensionType:
-    from cryptography import x509
-
-    return x509.KeyUsage(
-        digital_signature=not signs,
-        key_cert_sign=signs,
-        crl_sign=signs,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+def new_key() -> bytes:
+    """Return a new private key, 32 bytes."""
+    return bytes(_ed25519().Ed25519PrivateKey.generate().private_bytes_raw())
 
 
-def _general_name(host: str) -> Any:
-    from cryptography import x509
+def public_key(key: bytes) -> str:
+    """Return the public key that belongs to a private one, as an agreement has it."""
+    private = _ed25519().Ed25519PrivateKey.from_private_bytes(key)
+    return str(private.public_key().public_bytes_raw().hex())
+
+
+def signed(key: bytes, run: str, site: str, head: Head) -> Receipt:
+    """Return the receipt for a head."""
+    private = _ed25519().Ed25519PrivateKey.from_private_bytes(key)
+    return Receipt(head, private.sign(_content(run, site, head)).hex())
+
+
+def is_signed(receipt: Receipt, public: str, run: str, site: str) -> bool:
+    """Return whether the owner of the public key has made this receipt for this run and site."""
+    from cryptography.exceptions import InvalidSignature
 
     try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
+        key = _ed25519().Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
+        key.verify(bytes.fromhex(receipt.signature), _content(run, site, receipt.head))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
-def _pem(key: Any) -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
-    pem: bytes = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    return pem
+def _content(run: str, site: str, head: Head) -> bytes:
+    return f"dpfedc receipt\n{run}\n{site}\n{head.n_rows}\n{head.digest}".encode()
 
 
-def _certificate_pem(certificate: Certificate) -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
-    return certificate.public_bytes(serialization.Encoding.PEM)
+def _ed25519() -> Any:
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError as error:
+        raise MissingExtra(
+            "signed receipts need cryptography: pip install 'dpfedc[flower]'"
+        ) from error
+    return ed25519

@@ -26,7 +26,7 @@ from dpfedc.settings import require_choice, require_integer
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
-MAGIC = b"dpfedc 1"
+MAGIC = b"dpfedc 2"
 TYPES = ("<f8", "<u8")
 HEX = frozenset("0123456789abcdef")
 MAX_BYTES = 256 * 2**20
@@ -63,7 +63,7 @@ def _unpacked(data: bytes, most: int, most_head: int) -> tuple[dict[str, Any], d
         raise ValueError(f"expected at most {most} bytes")
     start = len(MAGIC) + 4
     if len(data) < start or data[: len(MAGIC)] != MAGIC:
-        raise ValueError("it starts with other bytes")
+        raise ValueError(f"it must start with {MAGIC!r}, got {data[: len(MAGIC)]!r}")
     (n_head,) = struct.unpack("<I", data[len(MAGIC) : start])
     if n_head > most_head or start + n_head > len(data):
         raise ValueError("its head is cut off or too long")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfedc.clustering.registry import proved_plan
+from dpfedc.clustering.registry import method_named
 from dpfedc.clustering.run_plan import Federation
 from dpfedc.deployment.agreement import Agreement, Site
 from dpfedc.errors import InvalidInput
@@ -44,7 +44,7 @@ def proposed(
     """Return the agreement on a run, planned here; `terms` are the other fields of an agreement."""
     sizes = np.array([site.n_records for site in sites], dtype=np.int64)
     facts = Federation(len(features), sizes)
-    plan = proved_plan(method, settings, facts, PrivacyTarget(epsilon, delta))
+    plan = method_named(method).plan(settings, facts, PrivacyTarget(epsilon, delta))
     if plan.privacy is None:
         raise InvalidInput("a deployed run must have a privacy plan, got none")
     agreement = Agreement(

@@ -10,15 +10,15 @@ from typing import Any
 
 from dpfedc.deployment import control
 from dpfedc.deployment.agreement import Agreement, Site
-from dpfedc.deployment.checkpoint import Checkpoint, write_whole
+from dpfedc.deployment.checkpoint import Checkpoint
 from dpfedc.deployment.coordinator import MODEL
 from dpfedc.deployment.flower.transport import FlowerTransport
-from dpfedc.deployment.keys import fingerprint
+from dpfedc.deployment.keys import fingerprint, public_key
 from dpfedc.deployment.messages import Refusal
 from dpfedc.deployment.proposal import proposed_by_toml
-from dpfedc.deployment.receipts import public_key
 from dpfedc.deployment.server_folder import ServerFolder
 from dpfedc.errors import DPFedCError, InvalidInput
+from dpfedc.whole_files import write_whole
 
 AGREEMENT = "agreement.json"
 _REPLY_S = 120.0
@@ -168,7 +168,9 @@ def standing(path: Path) -> str:
         point = Checkpoint.load(path, path.name)
     except InvalidInput as error:
         return f"its checkpoint cannot be read: {error}"
-    return "offered" if point is None else f"{len(point.rounds)} rounds done, can be resumed"
+    return (
+        "offered" if point is None else f"{len(point.position.rounds)} rounds done, can be resumed"
+    )
 
 
 def name_of(path: Path) -> str:

@@ -2,50 +2,25 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpfedc.deployment.certificates import write_server_certificates
 from dpfedc.deployment.keys import (
     fingerprint,
+    new_key,
     read_public_key,
     require_private,
     write_private,
-    write_server_certificates,
 )
-from dpfedc.deployment.receipts import new_key
+from dpfedc.deployment.site_folder import require_loopback, require_name
 from dpfedc.errors import DataUnavailable, InvalidInput
 from dpfedc.settings import require_integer
+from dpfedc.whole_files import write_whole
 
-DEFAULT_PORT = 8470
 LOOPBACK = ("localhost", "127.0.0.1")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-def require_name(name: str) -> str:
-    """Return a site's name; it becomes a file's name, so it is kept to plain characters."""
-    if not _NAME.fullmatch(name):
-        raise InvalidInput(
-            f"a site's name must be 1 to 64 letters, digits, '.', '_' or '-', got {name!r}"
-        )
-    return name
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def require_loopback(host: str) -> None:
-    """Refuse plain text on any address that another machine could reach."""
-    if not is_loopback(host):
-        raise InvalidInput(f"--insecure must stay on a loopback address, got {host}")
 
 
 @dataclass(frozen=True)
@@ -62,6 +37,8 @@ class ServerFolder:
         cls, path: Path, *, hosts: Sequence[str], listen: str, port: int, insecure: bool = False
     ) -> ServerFolder:
         """Make the folder of a new server that sites will reach by the names `hosts`."""
+        import tomli_w
+
         require_integer("port", port, least=1, most=65535)
         if insecure:
             require_loopback(listen)
@@ -73,8 +50,8 @@ class ServerFolder:
         (path / "runs").mkdir()
         write_private(path / "receipts.key", new_key().hex().encode() + b"\n")
         write_server_certificates(path, tuple(dict.fromkeys((*hosts, *LOOPBACK))))
-        text = f'listen = "{listen}"\nport = {port}\ninsecure = {str(insecure).lower()}\n'
-        (path / "server.toml").write_text(text, encoding="utf-8")
+        settings = {"listen": listen, "port": port, "insecure": insecure}
+        write_whole(path / "server.toml", tomli_w.dumps(settings).encode())
         return cls.open(path)
 
     @classmethod

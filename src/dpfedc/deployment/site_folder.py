@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import ipaddress
 import re
 import shutil
 import tomllib
@@ -12,10 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfedc.deployment.checkpoint import write_whole
 from dpfedc.deployment.keys import write_site_key
-from dpfedc.deployment.server_folder import require_loopback, require_name
 from dpfedc.errors import DataUnavailable, InvalidInput
+from dpfedc.whole_files import write_whole
 
 if TYPE_CHECKING:
     from dpfedc.deployment.agreement import Agreement
@@ -25,7 +24,31 @@ if TYPE_CHECKING:
 AGREEMENT, ACCEPTED, MODEL = "agreement.json", "accepted", "model.npz"
 MAX_PENDING = 20
 """A server cannot fill a site's disk with offers that nobody accepts."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+
+
+def require_name(name: str) -> str:
+    """Return a site's name; it becomes a file's name, so it is kept to plain characters."""
+    if not _NAME.fullmatch(name):
+        raise InvalidInput(
+            f"a site's name must be 1 to 64 letters, digits, '.', '_' or '-', got {name!r}"
+        )
+    return name
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address can be reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def require_loopback(host: str) -> None:
+    """Refuse plain text on any address that another machine could reach."""
+    if not is_loopback(host):
+        raise InvalidInput(f"--insecure must stay on a loopback address, got {host}")
 
 
 def require_address(address: str) -> str:
@@ -83,17 +106,12 @@ class SiteFolder:
         return folder
 
     def write(self) -> None:
-        """Write the settings; strings are JSON's, which TOML reads as well."""
-        lines = [
-            f"name = {json.dumps(self.name)}",
-            f"server = {json.dumps(self.server)}",
-            f"records = {self.records}",
-            f"insecure = {json.dumps(self.insecure)}",
-            "",
-            "[data]",
-            *(f"{key} = {json.dumps(value)}" for key, value in self.data.items()),
-        ]
-        write_whole(self.path / "site.toml", ("\n".join(lines) + "\n").encode())
+        """Write the settings."""
+        import tomli_w
+
+        names = ("name", "server", "records", "insecure", "data")
+        settings = {name: getattr(self, name) for name in names}
+        write_whole(self.path / "site.toml", tomli_w.dumps(settings).encode())
 
     @classmethod
     def open(cls, path: Path) -> SiteFolder:

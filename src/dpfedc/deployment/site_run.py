@@ -7,19 +7,18 @@ whatever the records are.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from threadpoolctl import threadpool_limits
 
-from dpfedc.clustering.stage import SiteBatch, State
+from dpfedc.clustering.stage import SiteBatch, State, contributed
 from dpfedc.deployment.agreement import Agreement
 from dpfedc.deployment.exchanges import Exchange
-from dpfedc.deployment.messages import MAX_HEAD, Answer, Request, digest
-from dpfedc.deployment.receipts import is_signed
+from dpfedc.deployment.keys import is_signed
+from dpfedc.deployment.messages import Answer, Request, digest
 from dpfedc.errors import DPFedCError, InvalidInput, Refused
+from dpfedc.kernels.threads import rows_over_threads
 from dpfedc.privacy.exact import Upload
 from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.ledger import Ledger, Unusable
@@ -48,7 +47,6 @@ class SiteRun:
     allow_simulated: bool = False
     noise: SecureNoise | None = None
     _number: int = field(init=False)
-    _bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         agreement = self.agreement
@@ -62,6 +60,7 @@ class SiteRun:
                 f"noise must be secure unless simulated noise is allowed, got {agreement.noise}"
             )
         self._gate()  # a package that is missing must be told now, not after a charge
+        _ = agreement.exchanges  # so must a plan that is not that of the settings
         number = agreement.number_of(self.site)
         expected = (agreement.sites[number].n_records, len(agreement.features))
         X = np.asarray(self.X, dtype=np.float64)
@@ -73,7 +72,6 @@ class SiteRun:
         object.__setattr__(self, "X", np.where(present[:, None], X, 0.0))
         object.__setattr__(self, "present", present)
         object.__setattr__(self, "_number", number)
-        object.__setattr__(self, "_bytes", most_bytes(agreement))
 
     def answer(self, data: bytes) -> bytes:
         """Return the answer to a request, the stored one if it has been answered before.
@@ -87,7 +85,7 @@ class SiteRun:
             raise Refused(LEDGER_TROUBLE) from error
 
     def _answer(self, data: bytes) -> bytes:
-        request = Request.from_bytes(data, most=self._bytes)
+        request = Request.from_bytes(data, most=self.agreement.max_message_bytes)
         exchange = self._admitted(request)
         state = exchange.accepted(request.arrays, self.agreement.fixed)
         place = (request.run, request.stage, request.t)
@@ -154,32 +152,25 @@ class SiteRun:
             raise Refused(str(error)) from error
 
     def _upload(self, exchange: Exchange, state: State, t: int) -> Upload:
-        method, gate = exchange.method, self._gate()
-        randomness = Randomness(self.agreement.seed)  # no proved method draws from it at a site
+        stage, gate = exchange.stage, self._gate()
+        randomness = Randomness(self.agreement.seed)  # no proved stage draws from it at a site
         batch = SiteBatch(
             self.X, np.array([0, len(self.X)]), np.array([self._number]), self.present
         )
         try:
-            with np.errstate(all="ignore"), threadpool_limits(limits=1, user_api="blas"):
-                batch.memory = method.prepare(batch, state, randomness)
-                sample = gate.sample(batch, stage=method.name, t=t, n_parts=method.n_parts(t))
-                contribution = method.local(batch, state, t, sample, randomness)
-                return gate.upload(contribution, batch, sample, stage=method.name, t=t)
+            with np.errstate(all="ignore"), rows_over_threads():
+                batch.memory = stage.prepare(batch, state, randomness)
+                part = contributed(stage, batch, state, t, gate, randomness)
+                sensitivity = stage.sensitivity(state, t)
+                return gate.upload(
+                    [part], batch.sites, stage=stage.name, t=t, sensitivity=sensitivity
+                )
         except (DPFedCError, ArithmeticError, ValueError) as error:
             raise Refused("the round's work failed at the site; it stays charged") from error
 
     def _gate(self) -> Gate:
         agreement = self.agreement
         if agreement.noise == "secure":
-            return Gate(None, self.noise or SecureNoise(), agreement.privacy)
+            return Gate(agreement.privacy, self.noise or SecureNoise())
         randomness = Randomness(agreement.seed)
-        return Gate(randomness, SimulatedNoise(randomness), agreement.privacy)
-
-
-def most_bytes(agreement: Agreement) -> int:
-    """Return the length of the longest message that the agreement has any use for."""
-    numbers = 0
-    for exchange in agreement.exchanges:
-        sent = sum(math.prod(shape) for shape in exchange.broadcast.values())
-        numbers = max(numbers, sent, math.prod(exchange.upload))
-    return 2 * MAX_HEAD + 8 * numbers
+        return Gate(agreement.privacy, SimulatedNoise(randomness), randomness)

@@ -11,7 +11,6 @@ from typing import Any
 
 from dpfedc.deployment import control
 from dpfedc.deployment.agreement import Agreement
-from dpfedc.deployment.checkpoint import write_whole
 from dpfedc.deployment.keys import fingerprint
 from dpfedc.deployment.messages import unpacked
 from dpfedc.deployment.site_folder import MODEL, SiteFolder
@@ -19,6 +18,7 @@ from dpfedc.deployment.site_run import LEDGER_TROUBLE, SiteRun
 from dpfedc.errors import DPFedCError, InvalidInput, Refused
 from dpfedc.privacy.ledger import Ledger, Unusable
 from dpfedc.privacy.ledger.caps import cap_of
+from dpfedc.whole_files import write_whole
 
 NOT_OURS = "the request is not one of this protocol"
 NOT_READY = "the site's records or settings are not as declared; its operator has been told"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from dpfedc.clustering.plan_text import STAGE_PURPOSES
 from dpfedc.deployment.agreement import Agreement
 from dpfedc.deployment.exchanges import Exchange
 from dpfedc.privacy.privacy_plan import RELATION
@@ -63,16 +62,15 @@ def _columns(features: tuple[str, ...]) -> str:
 
 
 def _leaves(i: int, exchange: Exchange, agreement: Agreement) -> str:
-    stage = exchange.method.name
+    stage = exchange.stage.name
     release = agreement.privacy.of_stage(stage)
     times = "once" if release.rounds_per_site == 1 else f"at most {release.rounds_per_site} times"
-    shape = " x ".join(map(str, exchange.upload)) or "1"
-    what = STAGE_PURPOSES.get(stage, "sums and counts of each cluster")
+    shape = " x ".join(map(str, exchange.form.shape)) or "1"
     sampled = ""
     if release.sampling_probability < 1:
         sampled = f", each record in it with a chance of {release.sampling_probability:g}"
-    noun = "number" if math.prod(exchange.upload) == 1 else "numbers"
+    noun = "number" if math.prod(exchange.form.shape) == 1 else "numbers"
     return (
-        f"Leaves the site {i}: {stage} ({what}), {times}: one noisy sum of {shape} {noun}"
-        f"{sampled}; noise multiplier {release.noise_multiplier:.3g}."
+        f"Leaves the site {i}: {stage} ({exchange.stage.purpose}), {times}: one noisy sum of "
+        f"{shape} {noun}{sampled}; noise multiplier {release.noise_multiplier:.3g}."
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfedc.errors import DataUnavailable, InvalidInput
+from dpfedc.whole_files import write_whole
 
 EXACT = "diagnostics are exact, not released"
 """The stamp of a record with values that no noise covers: scores, sizes, diagnostics."""
@@ -53,13 +54,17 @@ class RunRecord:
         ]
         return [i for i, _ in pairs], [v for _, v in pairs]
 
+    def with_results(self, **results: Any) -> RunRecord:
+        """Return the record with more among its results."""
+        return replace(self, results={**self.results, **results})
+
     def with_exact(self, **results: Any) -> RunRecord:
         """Return the record with exact values among its results, and the stamp that says so."""
         stamps = self.stamps if EXACT in self.stamps else (*self.stamps, EXACT)
-        return replace(self, stamps=stamps, results={**self.results, **results})
+        return replace(self.with_results(**results), stamps=stamps)
 
-    def write(self, path: Path) -> None:
-        """Write the record as JSON lines: a head, one line per round, a tail.
+    def to_bytes(self) -> bytes:
+        """Return the record as JSON lines: a head, one line per round, a tail.
 
         JSON has no numbers that are not finite: such a diagnostic is written as null, and read as
         NaN. Nothing else may be non-finite.
@@ -72,8 +77,11 @@ class RunRecord:
             for r in self.rounds
         ]
         lines += [{"kind": "end", **tail}]
-        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
-        path.write_text(text, encoding="utf-8")
+        return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
+
+    def write(self, path: Path) -> None:
+        """Write the record to a file, whole or not at all."""
+        write_whole(path, self.to_bytes())
 
     @classmethod
     def read(cls, path: Path) -> RunRecord:

@@ -1,34 +1,29 @@
-"""All sites in one process: the simulator."""
+"""All sites in one process: the backend of a simulation, which works on many sites at once."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
-from dpfedc.clustering.stage import Method, Public, SiteBatch, Stage, State
-from dpfedc.engine.run_record import RoundRecord
-from dpfedc.errors import DPFedCError, InvalidInput
+from dpfedc.clustering.stage import Public, SiteBatch, Stage, State, contributed
+from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
 from dpfedc.kernels.devices import moved, on_accelerator
 from dpfedc.kernels.rows import in_runs
-from dpfedc.kernels.threads import rows_over_threads
-from dpfedc.privacy.gate import Gate, Part, SiteUploads
-from dpfedc.privacy.noise import SecureNoise
-from dpfedc.privacy.schedule import schedule
+from dpfedc.privacy.gate import Gate, Released
+from dpfedc.privacy.open_gate import OpenGate
+from dpfedc.privacy.sums import Part
 from dpfedc.randomness import Randomness
 
-RELEASE_FIELDS = ("noise_multiplier", "sampling_probability", "sensitivity", "noise_std")
 PART_RECORDS = 2**15
 """Records worked on at a time, so that what a round needs does not grow with the data."""
 DEVICE_PART_RECORDS = 2**25
 """The same on an accelerator, which needs many at a time to be busy."""
-OnRound = Callable[[RoundRecord], None]
 Diagnose = Callable[[Stage, SiteBatch, State], Mapping[str, float]]
 
 
@@ -121,16 +116,16 @@ class Sites:
         return int((self.offsets[sites + 1] - self.offsets[sites]).sum())
 
     def split(
-        self, sites: npt.NDArray[np.int64], *, weight: float = 1.0
+        self, sites: npt.NDArray[np.int64], *, memory_factor: float = 1.0
     ) -> list[npt.NDArray[np.int64]]:
         """Return the sites in groups whose records fit into one part; a large site is alone.
 
-        A record counts as `weight` of them.
+        A record counts as `memory_factor` of them.
         """
         most = DEVICE_PART_RECORDS if on_accelerator(self.X) else PART_RECORDS
         if sites[-1] - sites[0] >= len(sites):
-            weight = max(weight, 1.0)  # not neighbours: the records will be copied
-        most = max(int(most / weight), 1)
+            memory_factor = max(memory_factor, 1.0)  # not neighbours: the records will be copied
+        most = max(int(most / memory_factor), 1)
         before = np.cumsum(self.offsets[sites + 1] - self.offsets[sites])
         if before[-1] <= most:
             return [sites]
@@ -163,114 +158,71 @@ def _checked(names: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return names
 
 
-def run(
-    stages: Sequence[Stage],
-    sites: Sites,
-    gate: Gate,
-    *,
-    randomness: Randomness,
-    state: State | None = None,
-    on_round: OnRound | None = None,
-    diagnose: Diagnose | None = None,
-) -> State:
-    """Run the stages one after another, from a public state, and return the final state."""
-    state = state or {}
-    memory: dict[str, Array] = {}
-    with rows_over_threads():
-        for stage in stages:
-            state = stage.method.start(state, sites.public, randomness)
-            memory = _prepared(stage.method, sites, state, randomness, memory)
-            state = _run_stage(stage, state, memory, sites, gate, randomness, on_round, diagnose)
-    return state
+@dataclass
+class SimulatedSites:
+    """The sites of a simulation, behind one gate.
 
+    `diagnosis` returns exact measures of a state, from the records of all sites.
+    """
 
-def _run_stage(
-    stage: Stage,
-    state: State,
-    memory: dict[str, Array],
-    sites: Sites,
-    gate: Gate,
-    randomness: Randomness,
-    on_round: OnRound | None,
-    diagnose: Diagnose | None,
-) -> State:
-    method, everyone = stage.method, np.arange(sites.n_sites)
-    rounds = schedule(
-        sites.n_sites,
-        stage.sites_per_round or sites.n_sites,
-        method.n_rounds,
-        rng=randomness.generator(f"participation {method.name}"),
-    )
-    in_parts = method.sums_records and not isinstance(gate.noise, SecureNoise)
-    for t, cohort in enumerate(rounds, start=1):
-        began = time.perf_counter()
+    sites: Sites
+    gate: Gate | OpenGate
+    randomness: Randomness
+    diagnosis: Diagnose | None = None
+    _memory: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def public(self) -> Public:
+        """Return what everyone may know."""
+        return self.sites.public
+
+    def begin(self, stage: Stage, state: State) -> None:
+        """Make what all records keep at their sites; what the last stage left there may serve."""
+        sites, everyone = self.sites, np.arange(self.sites.n_sites)
+        if not stage.sums_records:
+            self._memory = stage.prepare(sites.batch(everyone, {}), state, self.randomness)
+            return
+        groups = sites.split(everyone, memory_factor=stage.memory_factor(sites.X, state))
+        parts = [
+            stage.prepare(sites.batch(few, self._memory), state, self.randomness) for few in groups
+        ]
+        xp = array_namespace(sites.X)
+        self._memory = {name: xp.concat([part[name] for part in parts]) for name in parts[0]}
+
+    def round(self, stage: Stage, state: State, t: int, cohort: npt.NDArray[np.int64]) -> Released:
+        """Return what the cohort releases, worked through a few sites at a time where it may be."""
+        released = self.gate.release(
+            self._parts(stage, state, t, cohort),
+            cohort,
+            stage=stage.name,
+            t=t,
+            sensitivity=stage.sensitivity(state, t),
+        )
+        if stage.listens:
+            others = np.setdiff1d(np.arange(self.sites.n_sites), cohort)
+            if len(others):
+                listening = self.sites.batch(others, self._memory)
+                stage.listen(listening, state)
+                self.sites.remember(listening, self._memory)
+        return released
+
+    def diagnose(self, stage: Stage, state: State) -> Mapping[str, float]:
+        """Return exact measures of progress, if they were asked for."""
+        if self.diagnosis is None:
+            return {}
+        everyone = np.arange(self.sites.n_sites)
+        return self.diagnosis(stage, self.sites.batch(everyone, self._memory), state)
+
+    def _parts(
+        self, stage: Stage, state: State, t: int, cohort: npt.NDArray[np.int64]
+    ) -> Iterator[Part]:
+        """Yield what some of the round's sites at a time contribute."""
+        groups, in_parts = [cohort], stage.sums_records and self.gate.works_in_parts
         if in_parts:
-            parts = _parts(method, sites, gate, cohort, memory, state, t, randomness)
-            released = gate.release_parts(parts, cohort, stage=method.name, t=t)
-        else:
-            batch = sites.batch(cohort, memory)
-            sample = gate.sample(batch, stage=method.name, t=t, n_parts=method.n_parts(t))
-            contribution = method.local(batch, state, t, sample, randomness)
-            released = gate.release(contribution, batch, sample, stage=method.name, t=t)
-            if method.listens:
-                sites.remember(batch, memory)
-                others = np.setdiff1d(everyone, cohort)
-                if len(others):
-                    listening = sites.batch(others, memory)
-                    method.listen(listening, state)
-                    sites.remember(listening, memory)
-        state = method.combine(state, released, t)
-        if on_round is not None:
-            seconds = time.perf_counter() - began
-            exact = diagnose(stage, sites.batch(everyone, memory), state) if diagnose else {}
-            event = gate.events[-1]
-            names = RELEASE_FIELDS if event.noise_multiplier else ()
-            on_round(
-                RoundRecord(
-                    method.name,
-                    t,
-                    len(cohort),
-                    sites.n_records(cohort),
-                    seconds,
-                    release={name: getattr(event, name) for name in names},
-                    diagnostics=dict(exact),
-                )
-            )
-    return state
-
-
-def _parts(
-    method: Method,
-    sites: Sites,
-    gate: Gate,
-    cohort: npt.NDArray[np.int64],
-    memory: Mapping[str, Array],
-    state: State,
-    t: int,
-    randomness: Randomness,
-) -> Iterator[Part]:
-    """Yield what a few of the round's sites at a time contribute."""
-    for few in sites.split(cohort, weight=method.weight(sites.X, state)):
-        batch = sites.batch(few, memory, in_place=True)
-        sample = gate.sample(batch, stage=method.name, t=t, n_parts=method.n_parts(t))
-        contribution = method.local(batch, state, t, sample, randomness)
-        if isinstance(contribution, SiteUploads):
-            raise DPFedCError(f"stage {method.name!r} must sum over records, got uploaded points")
-        yield contribution, batch, sample
-
-
-def _prepared(
-    method: Method,
-    sites: Sites,
-    state: State,
-    randomness: Randomness,
-    memory: Mapping[str, Array],
-) -> dict[str, Array]:
-    """Return what all records keep at their sites; `memory` is what the last stage left there."""
-    everyone = np.arange(sites.n_sites)
-    if not method.sums_records:
-        return method.prepare(sites.batch(everyone, {}), state, randomness)
-    groups = sites.split(everyone, weight=method.weight(sites.X, state))
-    parts = [method.prepare(sites.batch(few, memory), state, randomness) for few in groups]
-    xp = array_namespace(sites.X)
-    return {name: xp.concat([part[name] for part in parts]) for name in parts[0]}
+            factor = stage.memory_factor(self.sites.X, state)
+            groups = self.sites.split(cohort, memory_factor=factor)
+        for few in groups:
+            batch = self.sites.batch(few, self._memory, in_place=in_parts)
+            yield contributed(stage, batch, state, t, self.gate, self.randomness)
+            if stage.listens:
+                self.sites.remember(batch, self._memory)

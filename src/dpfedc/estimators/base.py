@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import ABC
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -20,21 +19,26 @@ from sklearn.metrics import pairwise_distances_argmin_min
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dpfedc import __version__
-from dpfedc.clustering.registry import nearest_model, plain
-from dpfedc.clustering.run_plan import RunPlan
+from dpfedc.clustering.method import Method
+from dpfedc.clustering.registry import method_named
+from dpfedc.clustering.run_plan import Federation, RunPlan
 from dpfedc.clustering.stage import SiteBatch, Stage, State
-from dpfedc.engine.run_record import EXACT, RoundRecord, RunRecord
-from dpfedc.engine.simulated import Diagnose, Sites, run
+from dpfedc.engine.conclusion import concluded
+from dpfedc.engine.rounds import run
+from dpfedc.engine.run_record import RoundRecord
+from dpfedc.engine.simulated import Diagnose, SimulatedSites, Sites
 from dpfedc.errors import InvalidInput
+from dpfedc.estimators.record_checks import check_records
 from dpfedc.kernels.devices import torch_device
 from dpfedc.kernels.metrics import clustering_accuracy
+from dpfedc.kernels.threads import rows_over_threads
 from dpfedc.model_file import ClusterModel
-from dpfedc.privacy.accountant import guarantee
 from dpfedc.privacy.gate import Gate
-from dpfedc.privacy.noise import SIMULATED, SimulatedNoise, TorchNoise
+from dpfedc.privacy.noise import SIMULATED, SimulatedNoise
+from dpfedc.privacy.open_gate import OpenGate
+from dpfedc.privacy.torch_noise import TorchNoise
 from dpfedc.randomness import Randomness
-from dpfedc.settings import PrivacyTarget
+from dpfedc.settings import RUN_SETTINGS, PrivacyTarget, plain
 
 OnRound = Callable[[RoundRecord, int], None]
 
@@ -58,17 +62,47 @@ class FederatedClusterer(
     device: str | None = None
     """Torch's device for the records and all that is computed from them; None for NumPy."""
 
-    @abstractmethod
+    def _keep(self, parameters: Mapping[str, Any]) -> None:
+        """Set every parameter of `__init__` as the attribute that scikit-learn wants it to be."""
+        self.__dict__ |= {n: v for n, v in parameters.items() if n not in ("self", "__class__")}
+
+    def _method(self) -> Method:
+        """Return the method that plans the run."""
+        return method_named(self.method_name)
+
     def _plan(self, sites: Sites) -> RunPlan:
         """Return the checked plan for these sites, from public facts."""
+        method, facts, own = self._method(), self._facts(sites), self.get_params(deep=False)
+        for name, setting in RUN_SETTINGS.items():
+            if name in own:
+                setting.checked(name, own[name], None)
+        choices = method.checked(own, facts)
+        check_records(
+            sites.X, choices.n_clusters, nonnegative=getattr(choices, "nonnegative", False)
+        )
+        return method.plan(self._given(sites), facts, self._target())
+
+    def _given(self, sites: Sites) -> dict[str, Any]:
+        """Return the settings, and what a method without a proof takes from the records."""
+        given: dict[str, Any] = self.get_params(deep=False)
+        return given
+
+    def _facts(self, sites: Sites) -> Federation:
+        return Federation(int(sites.X.shape[1]), np.diff(sites.offsets))
 
     def _declared(self, sites: Sites) -> State:
         """Return what the user declared of the records, as the run's first state."""
-        return {}
+        declared = self._method().declared(self._given(sites), self.n_features_in_)
+        return {name: sites.public.asarray(values) for name, values in declared.items()}
 
     def _model(self, plan: RunPlan, state: State, about: dict[str, Any]) -> ClusterModel:
-        """Return the model of the state: by default the nearest of its `centres`."""
-        return nearest_model(state["centres"], feature_names=self._feature_names(), about=about)
+        """Return the model of the state, which may be that of an unfinished run."""
+        given, names = self.get_params(deep=False), self._feature_names()
+        return self._method().model(given, plan, state, feature_names=names, about=about)
+
+    def _more_results(self, facts: Federation) -> dict[str, Any]:
+        """Return what the run record is to hold beside what every run has."""
+        return {}
 
     def fit(self, X: Any, y: Any = None, *, sites: Any = None) -> FederatedClusterer:
         """Cluster the records X; `sites` holds one site id per record (None: one site).
@@ -78,7 +112,7 @@ class FederatedClusterer(
         X = validate_data(self, X, dtype=[np.float64, np.float32], order="C", ensure_min_samples=1)
         place = None if self.device is None else torch_device(self.device)
         federation = Sites.of(X, sites)
-        plan = self._plan(federation)
+        plan = self.plan_ = self._plan(federation)
         if self.device is not None:
             federation = federation.moved(self.device)
         randomness = Randomness(int(check_random_state(self.random_state).randint(2**31 - 1)))
@@ -86,45 +120,43 @@ class FederatedClusterer(
         if self.epsilon is not None:
             noise = SimulatedNoise(randomness)
             noise = noise if place is None else TorchNoise(randomness, device=place)
-        rounds: list[RoundRecord] = []
+        gate: Gate | OpenGate = OpenGate(noise)
+        if plan.privacy is not None and noise is not None:
+            gate = Gate(plan.privacy, noise, randomness)
 
-        def record(entry: RoundRecord) -> None:
-            rounds.append(entry)
+        def on_round(entry: RoundRecord) -> None:
             if self.on_round is not None:
                 self.on_round(entry, plan.n_rounds)
 
-        truth = self._truth(y, federation)
-        state = run(
-            plan.stages,
-            federation,
-            Gate(randomness, noise, plan.privacy),
-            randomness=randomness,
-            state=self._declared(federation),
-            on_round=record,
-            diagnose=self._diagnoser(plan, truth) if self.diagnostics else None,
+        diagnosis = None
+        if self.diagnostics:
+            diagnosis = self._diagnoser(plan, self._truth(y, federation))
+        with rows_over_threads():
+            last = run(
+                plan.stages,
+                SimulatedSites(federation, gate, randomness, diagnosis),
+                randomness=randomness,
+                state=self._declared(federation),
+                on_round=on_round,
+            )
+        facts = self._facts(federation)
+        finished = concluded(
+            self.method_name,
+            {**self.get_params(deep=False), "noise": None if noise is None else "simulated"},
+            plan,
+            facts,
+            last.rounds,
+            stamp=None if noise is None else SIMULATED,
+            model=lambda about: self._model(plan, last.state, about),
+            results=self._more_results(facts),
         )
-        stamps = plan.stamps if noise is None else (*plan.stamps, SIMULATED)
-        self.privacy_ = None if plan.privacy is None else guarantee(plan.privacy, SIMULATED)
-        promise = None if self.privacy_ is None else self.privacy_.as_plain()
-        about = {"method": self.method_name, "version": __version__}
-        self.model_ = self._model(
-            plan, state, {**about, "stamps": list(stamps), "privacy": promise}
-        )
+        self.privacy_ = finished.privacy
+        self.model_ = finished.model
+        self.history_ = finished.record.with_exact() if self.diagnostics else finished.record
         self.cluster_centers_ = self.model_.cluster_centers
         self.labels_ = self._labels(X, federation)
-        self.n_iter_ = len(rounds)
+        self.n_iter_ = len(last.rounds)
         self._n_features_out = self.n_clusters
-        self.history_ = RunRecord(
-            self.method_name,
-            __version__,
-            self._settings(federation),
-            tuple(rounds),
-            (*stamps, EXACT) if self.diagnostics else stamps,
-            {
-                "privacy": promise,
-                "privacy_plan": plan.privacy and json.loads(plan.privacy.to_json()),
-            },
-        )
         return self
 
     def predict(self, X: Any) -> npt.NDArray[np.int32]:
@@ -179,24 +211,10 @@ class FederatedClusterer(
 
     def _diagnoser(self, plan: RunPlan, truth: npt.NDArray[Any] | None) -> Diagnose:
         def diagnose(stage: Stage, batch: SiteBatch, state: State) -> dict[str, float]:
-            exact = dict(stage.method.diagnose(batch, state))
-            if truth is not None and ("W" in state or "centres" in state):
+            exact = dict(stage.diagnose(batch, state))
+            if truth is not None and ("W" in state or "centers" in state):
                 labels = self._model(plan, state, {}).labels(batch.X)
                 exact["accuracy"] = clustering_accuracy(truth, labels)
             return exact
 
         return diagnose
-
-    def _settings(self, sites: Sites) -> dict[str, Any]:
-        """Return what the run record says of how the run was made."""
-        settings = {
-            name: plain(value)
-            for name, value in self.get_params().items()
-            if isinstance(value, (int, float, str, bool, np.generic)) or value is None
-        }
-        return {
-            **settings,
-            "n_sites": sites.n_sites,
-            "n_records": int(sites.X.shape[0]),
-            "n_features": int(sites.X.shape[1]),
-        }

@@ -9,31 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpfedc.clustering.dp_fedc_planner import MAX_USABLE_NOISE, normalized_plan
-from dpfedc.clustering.registry import (
-    MODEL_STEPS,
-    checked_choices,
-    declared_state,
-    declares_bound,
-    factorization_model,
-    left_open,
-)
-from dpfedc.clustering.run_plan import Federation, RunPlan
-from dpfedc.clustering.stage import State
+from dpfedc.clustering.method import Method
+from dpfedc.clustering.registry import method_named
+from dpfedc.clustering.run_plan import MAX_USABLE_NOISE, Federation, RunPlan
 from dpfedc.engine.simulated import Sites
 from dpfedc.errors import InvalidInput, UtilityWarning
 from dpfedc.estimators.base import FederatedClusterer, OnRound
-from dpfedc.estimators.record_checks import check_records
-from dpfedc.model_file import ClusterModel
-from dpfedc.research.published.published_planner import PUBLISHED_FINAL_STEPS, published_plan
-from dpfedc.settings import (
-    TRUST_MODELS,
-    require_bool,
-    require_choice,
-    require_delta,
-    require_epsilon,
-    require_integer,
-)
+from dpfedc.settings import require_choice
 
 
 def stack_sites(arrays: Sequence[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
@@ -171,6 +153,7 @@ class DPFedC(FederatedClusterer):
     """
 
     method_name = "dp-fedc"
+    variant: str
 
     def __init__(
         self,
@@ -209,89 +192,29 @@ class DPFedC(FederatedClusterer):
         device: str | None = None,
         on_round: OnRound | None = None,
     ) -> None:
-        self.n_clusters = n_clusters
-        self.epsilon = epsilon
-        self.delta = delta
-        self.trust = trust
-        self.variant = variant
-        self.n_rounds = n_rounds
-        self.sites_per_round = sites_per_round
-        self.init = init
-        self.random_state = random_state
-        self.diagnostics = diagnostics
-        self.center = center
-        self.scale = scale
-        self.norm_bound = norm_bound
-        self.feature_ranges = feature_ranges
-        self.constant_feature = constant_feature
-        self.refine_rounds = refine_rounds
-        self.subspace = subspace
-        self.nonnegative = nonnegative
-        self.membership_steps = membership_steps
-        self.update = update
-        self.extra_steps = extra_steps
-        self.sampling_probability = sampling_probability
-        self.min_survivors = min_survivors
-        self.colluding_sites = colluding_sites
-        self.batch_size = batch_size
-        self.orthogonality = orthogonality
-        self.clip_norm = clip_norm
-        self.step = step
-        self.momentum = momentum
-        self.gradient_bound = gradient_bound
-        self.n_restarts = n_restarts
-        self.device = device
-        self.on_round = on_round
+        self._keep(locals())
+
+    def _method(self) -> Method:
+        return method_named("published" if self.variant == "published" else self.method_name)
 
     def _plan(self, sites: Sites) -> RunPlan:
         require_choice("variant", self.variant, ("normalized", "published"))
-        require_choice("trust", self.trust, TRUST_MODELS)
-        require_bool("diagnostics", self.diagnostics)
-        for name, least, free in (("min_survivors", 1, (None,)), ("colluding_sites", 0, ())):
-            if not left_open(getattr(self, name), free):
-                require_integer(name, getattr(self, name), least=least)
-        if self.epsilon is not None:
-            require_epsilon(self.epsilon)
-        require_delta(self.delta)
-        facts = Federation(self.n_features_in_, np.diff(sites.offsets))
-        choices = checked_choices(self.get_params(deep=False), facts)
-        check_records(sites.X, choices.n_clusters, nonnegative=self.nonnegative)
-        target = self._target()
-        if self.variant == "published":
-            energy = float(np.einsum("ij,ij->", sites.X, sites.X, dtype=np.float64))
-            energy /= sites.n_sites
-            return published_plan(choices, facts, mean_energy=energy, target=target)
-        plan = normalized_plan(choices, facts, target)
-        warn_of_poor_results(plan, facts)
+        plan = super()._plan(sites)
+        warn_of_poor_results(plan, self._facts(sites))
         return plan
 
-    def _declared(self, sites: Sites) -> State:
-        """Return what the user declared of the records: where they lie and how long they are."""
-        if self.variant == "published":
-            return {}
-        declared = declared_state(self.method_name, self.get_params(), self.n_features_in_)
-        return {name: sites.public.asarray(values) for name, values in declared.items()}
+    def _given(self, sites: Sites) -> dict[str, Any]:
+        given = super()._given(sites)
+        if self.variant != "published":
+            return given
+        energy = float(np.einsum("ij,ij->", sites.X, sites.X, dtype=np.float64))
+        return {**given, "mean_energy": energy / sites.n_sites}
 
-    def _model(self, plan: RunPlan, state: State, about: dict[str, Any]) -> ClusterModel:
-        """Return the model of the state, which may be that of an unfinished run."""
-        published = self.variant == "published"
-        settings = self.get_params(deep=False)
-        return factorization_model(
-            {**settings, "constant_feature": 0.0} if published else settings,
-            plan,
-            state,
-            feature_names=self._feature_names(),
-            about=about,
-            steps=PUBLISHED_FINAL_STEPS if published else MODEL_STEPS,
-        )
-
-    def _settings(self, sites: Sites) -> dict[str, Any]:
-        """Return what the run record says of how the run was made."""
-        return {
-            **super()._settings(sites),
-            "init": "random" if self.init is None else "given",
-            "declared_bound": declares_bound(self.get_params(deep=False)),
-        }
+    def _more_results(self, facts: Federation) -> dict[str, Any]:
+        """Return what the published variant's noise comes to, in words."""
+        target = self._target()
+        notes = self._method().notes(self.get_params(deep=False), facts, target)
+        return {"privacy_notes": list(notes)} if notes else {}
 
 
 def warn_of_poor_results(plan: RunPlan, facts: Federation) -> None:

@@ -6,17 +6,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from dpfedc.clustering.registry import declared_state, proved_plan
-from dpfedc.clustering.run_plan import Federation, RunPlan
+from dpfedc.clustering.run_plan import RunPlan
 from dpfedc.clustering.stage import State
 from dpfedc.engine.simulated import Sites
 from dpfedc.estimators.base import FederatedClusterer, OnRound
-from dpfedc.estimators.record_checks import check_records
 from dpfedc.privacy.accountant import gaussian_epsilon, gaussian_mu
 from dpfedc.privacy.schedule import most_rounds_of_a_site
-from dpfedc.settings import PrivacyTarget, require_bool, require_integer
+from dpfedc.settings import PrivacyTarget
 
 
 class FederatedKMeans(FederatedClusterer):
@@ -50,6 +46,9 @@ class FederatedKMeans(FederatedClusterer):
     """
 
     method_name = "federated-k-means"
+    n_rounds: int
+    sites_per_round: int | None
+    epsilon_per_round = False
 
     def __init__(
         self,
@@ -69,48 +68,26 @@ class FederatedKMeans(FederatedClusterer):
         diagnostics: bool = False,
         on_round: OnRound | None = None,
     ) -> None:
-        self.n_clusters = n_clusters
-        self.epsilon = epsilon
-        self.delta = delta
-        self.epsilon_per_round = epsilon_per_round
-        self.trust = trust
-        self.n_rounds = n_rounds
-        self.sites_per_round = sites_per_round
-        self.init = init
-        self.norm_bound = norm_bound
-        self.min_survivors = min_survivors
-        self.colluding_sites = colluding_sites
-        self.random_state = random_state
-        self.diagnostics = diagnostics
-        self.on_round = on_round
+        self._keep(locals())
 
     def _plan(self, sites: Sites) -> RunPlan:
-        k = require_integer("n_clusters", self.n_clusters, least=1)
-        check_records(sites.X, k, nonnegative=False)
-        facts = Federation(int(sites.X.shape[1]), np.diff(sites.offsets))
-        target = self._target_of_run(sites.n_sites)
-        return proved_plan(self.method_name, self.get_params(deep=False), facts, target)
+        self._n_sites = sites.n_sites
+        return super()._plan(sites)
 
-    def _target_of_run(self, n_sites: int) -> PrivacyTarget | None:
+    def _target(self) -> PrivacyTarget | None:
         """Return what all rounds together may spend."""
-        target = self._target()
-        if target is None or not require_bool("epsilon_per_round", self.epsilon_per_round):
+        target = super()._target()
+        if target is None or not self.epsilon_per_round:
             return target
-        n_rounds, per_round = require_integer("n_rounds", self.n_rounds, least=1), n_sites
-        if self.sites_per_round is not None:
-            per_round = require_integer(
-                "sites_per_round", self.sites_per_round, least=1, most=n_sites
-            )
-        times = most_rounds_of_a_site(n_sites, per_round, n_rounds)
+        per_round = self.sites_per_round or self._n_sites
+        times = most_rounds_of_a_site(self._n_sites, per_round, self.n_rounds)
         mu = gaussian_mu(target.epsilon, target.delta) * math.sqrt(times)
         return replace(target, epsilon=gaussian_epsilon(mu, target.delta))
 
     def _declared(self, sites: Sites) -> State:
-        settings = self.get_params(deep=False)
-        if self.epsilon is None:
-            settings["norm_bound"] = "auto"  # without noise nothing is clipped
-        declared = declared_state(self.method_name, settings, self.n_features_in_)
-        return {name: sites.public.asarray(values) for name, values in declared.items()}
+        declared = super()._declared(sites)
+        # Without noise nothing is clipped.
+        return {n: v for n, v in declared.items() if n != "bound" or self.epsilon is not None}
 
 
 class DPLloyd(FederatedKMeans):
@@ -142,18 +119,4 @@ class DPLloyd(FederatedKMeans):
         diagnostics: bool = False,
         on_round: OnRound | None = None,
     ) -> None:
-        super().__init__(
-            n_clusters,
-            epsilon=epsilon,
-            delta=delta,
-            trust=trust,
-            n_rounds=n_rounds,
-            sites_per_round=sites_per_round,
-            init=init,
-            norm_bound=norm_bound,
-            min_survivors=min_survivors,
-            colluding_sites=colluding_sites,
-            random_state=random_state,
-            diagnostics=diagnostics,
-            on_round=on_round,
-        )
+        self._keep(locals())

@@ -9,16 +9,19 @@ from array_api_compat import array_namespace, is_numpy_array
 from dpfedc.kernels import Array
 
 
-def clip_weights(norms: Array, bound: float, present: Array | None = None) -> Array:
+def clip_weights(
+    norms: Array, bound: float, present: Array | None = None, *, units: float | None = None
+) -> Array:
     """Return w_j = min(1, bound / norm_j), and exactly 0 for an absent record.
 
-    Then |w_j phi_j| <= bound. Absent or non-finite records are taken out by selection, not by
-    multiplying: 0 times infinity would poison the sum.
+    Then |w_j phi_j| <= bound. This is the one clip rule: the fast sums and the exact ones both ask
+    it, the latter for weights after which the bound is so many `units` long. Absent or non-finite
+    records are taken out by selection, not by multiplying: 0 times infinity would poison the sum.
     """
     xp = array_namespace(norms)
     weights = xp.ones_like(norms)
     if not math.isinf(bound):
-        weights = bound / xp.clip(norms, min=bound)
+        weights = (bound if units is None else units) / xp.clip(norms, min=bound)
     keep = xp.isfinite(norms) if present is None else xp.isfinite(norms) & present
     return xp.where(keep, weights, xp.zeros_like(weights))
 

@@ -15,6 +15,7 @@ needs norms that are never too short, and gets them: see `SLACK`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,9 @@ import torch
 import triton
 import triton.language as tl
 
-from dpfedc.kernels.host import on_host_once
+from dpfedc.kernels.devices import on_host_once
+from dpfedc.kernels.objective import curvature_of_gram, membership_step_size
+from dpfedc.kernels.row_views import Standardized
 
 X_SCALE, W_SCALE, H_SCALE, G_SCALE = 2.0**14, 2.0**12, 2.0**4, 2.0**3
 """Of x~ (norm <= 1), centres (entries <= 2), memberships and W W'. Float16 ends at 65,504."""
@@ -89,6 +92,34 @@ def rounded_squares(X: Any, center: Any, factors: Any) -> Any:
         rounded = scaled.to(torch.float16).to(torch.float32)
         found[some] = torch.sum(rounded * rounded, dim=1) / X_SCALE**2
     return found
+
+
+def one_pass(
+    view: Standardized, squares: Any, W: Any, *, rho: float, mu_h: float, steps: int
+) -> Callable[[float, Any], Any]:
+    """Return what sums the view's clipped gradients in one pass over the records.
+
+    It takes the norm that gradients are clipped to, and which records are kept (None: all).
+    """
+    centers = on_host_once(W)
+    M = curvature_of_gram(centers @ centers.T, rho=rho, mu_h=mu_h)
+    gamma = membership_step_size(M)
+
+    def summed(bound: float, keep: Any) -> Any:
+        return clipped_gradients(
+            view.X,
+            center=view.center,
+            factors=view.factors,
+            squares=squares,
+            W=W,
+            curvature=M,
+            gamma=gamma,
+            steps=steps,
+            bound=bound,
+            keep=keep,
+        )
+
+    return summed
 
 
 def clipped_gradients(

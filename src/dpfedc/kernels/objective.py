@@ -18,8 +18,7 @@ import numpy.typing as npt
 from array_api_compat import array_namespace, device, is_numpy_array, is_torch_array
 
 from dpfedc.kernels import Array
-from dpfedc.kernels.devices import on_accelerator
-from dpfedc.kernels.host import on_host
+from dpfedc.kernels.devices import on_accelerator, on_host
 from dpfedc.kernels.threads import each
 from dpfedc.settings import Penalty
 

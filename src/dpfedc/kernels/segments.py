@@ -20,16 +20,6 @@ from dpfedc.kernels import Array
 Int64 = npt.NDArray[np.int64]
 
 
-def site_of_row(offsets: Int64) -> Int64:
-    """Return the position of the site that each row belongs to."""
-    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-
-
-def slot_of_row(offsets: Int64) -> Int64:
-    """Return each row's number within its own site, from 0."""
-    return np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
-
-
 def padded_rows(starts: Int64, lengths: Int64, width: int) -> tuple[Int64, npt.NDArray[np.bool_]]:
     """Return row numbers (sites x width) and which of them are real.
 

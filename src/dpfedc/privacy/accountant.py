@@ -35,6 +35,9 @@ def accountant_name() -> str:
     return f"PLD (dp-accounting {version('dp-accounting')})"
 
 
+# From version 0.6 on, dp-accounting has functions like the next three (gaussian_mechanism). They
+# agree to 9 digits, which the tests check. But theirs search sigma to 1e-12, which for a large
+# epsilon is 1e-9 of it, where ours are good to rounding; and they warn where delta underflows.
 def gaussian_delta(mu: float, epsilon: float) -> float:
     """Return the delta of one Gaussian release with mu = sensitivity / noise_std, at epsilon.
 

@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
-from dpfedc.kernels.host import on_host
+from dpfedc.kernels.clipping import clip_weights
+from dpfedc.kernels.devices import on_host
 from dpfedc.privacy.noise import SecureNoise
 
 SENSITIVITY = 2**30
@@ -83,23 +84,18 @@ class Upload:
 
 
 def exact_upload(
-    terms: Callable[[slice], Array],
-    keep: npt.NDArray[np.bool_],
+    total: Int,
     bound: float,
     *,
     noise: SecureNoise,
     multiplier: float,
     symmetric: bool = False,
 ) -> tuple[Upload, float]:
-    """Return the exact sum with secure noise, and the noise's standard deviation in data units.
+    """Return an exact sum with secure noise, and the noise's standard deviation in data units.
 
     `multiplier` is the noise's standard deviation over the sum's sensitivity.
     """
-    if len(keep) * SENSITIVITY >= LARGEST_SUM:  # public: null and unsampled records count
-        most = LARGEST_SUM // SENSITIVITY
-        raise InvalidInput(f"an exact sum must be over fewer than {most} records, got {len(keep)}")
     std, unit = noise_in_units(multiplier), bound / BOUND_UNITS
-    total = exact_sum(terms, keep, bound, symmetric=symmetric)
     drawn = noise.integers(total.shape, std)
     # Unsigned integers wrap, where others would stick at the end: the sum is that modulo 2^64.
     values = np.stack([total, drawn]).view(np.uint64).sum(axis=0, dtype=np.uint64)
@@ -118,6 +114,9 @@ def exact_sum(
     A symmetric sum of matrices is returned packed. A record that is not kept, or whose term is not
     finite, adds nothing.
     """
+    if len(keep) * SENSITIVITY >= LARGEST_SUM:  # public: null and unsampled records count
+        most = LARGEST_SUM // SENSITIVITY
+        raise InvalidInput(f"an exact sum must be over fewer than {most} records, got {len(keep)}")
     shape = tuple(terms(slice(0, 1)).shape)[1:]
     at_a_time = max(NUMBERS_AT_A_TIME // max(math.prod(shape), 1), 1)
     total = np.zeros(packed(np.zeros((1, *shape))).shape[1:] if symmetric else shape, np.int64)
@@ -138,7 +137,7 @@ def on_grid(phi: Float, keep: npt.NDArray[np.bool_], bound: float) -> Int:
     rows = phi.reshape(len(phi), -1)
     with np.errstate(all="ignore"):  # records as long as floats go overflow, and are left out
         norms = np.sqrt(np.einsum("jd,jd->j", rows, rows))
-        units = np.trunc(rows * (BOUND_UNITS / np.maximum(norms, bound))[:, None])
+        units = np.trunc(rows * clip_weights(norms, bound, units=BOUND_UNITS)[:, None])
         squares = np.einsum("jd,jd->j", units, units)
     limit = float(SENSITIVITY**2) * (1 - (rows.shape[1] + 2) * 2.0**-52)
     fits = keep & (squares <= limit)  # also false for what is not a number

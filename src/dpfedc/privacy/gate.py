@@ -1,17 +1,17 @@
 """The release gate: nothing a site computed reaches a server except through a `Gate`.
 
-A method hands the gate an unreleased contribution; the gate checks it against the plan, charges it,
-clips it, adds noise, and returns an `Upload`, which may leave the site. The server makes a
-`Released` value of the uploads of a round (`received`). `Released` cannot be made anywhere else,
-and the federation combines nothing else. In one process `Gate.release` does both. The gate logs an
-event for every release, from which epsilon can be computed again.
+A stage hands the gate what some sites contribute, unreleased. The gate checks it against the plan,
+charges it, clips it, adds noise, and returns an `Upload`, which may leave the site. The server
+makes a `Released` value of the uploads of a round (`received`). `Released` cannot be made anywhere
+else, and stages combine nothing else. In one process `Gate.release` does both. Every release has an
+event, from which epsilon can be computed again.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,10 @@ from array_api_compat import array_namespace, device
 
 from dpfedc.errors import DPFedCError, InvalidInput
 from dpfedc.kernels import Array
-from dpfedc.kernels.clipping import clip_weights
-from dpfedc.kernels.host import on_host
-from dpfedc.privacy.exact import Upload, decoded, exact_upload
-from dpfedc.privacy.noise import Noise, SecureNoise
+from dpfedc.kernels.devices import on_host
+from dpfedc.privacy.charges import due_release
+from dpfedc.privacy.exact import Upload, decoded, exact_sum, exact_upload
+from dpfedc.privacy.noise import SecureNoise, SimulatedNoise
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
 from dpfedc.privacy.sampling import (
     RoundSample,
@@ -32,33 +32,10 @@ from dpfedc.privacy.sampling import (
     sampled_by_secret_coins,
     sampled_by_slot,
 )
-from dpfedc.privacy.sums import (
-    Batch,
-    ClippedSum,
-    Contribution,
-    RecordSum,
-    SiteUploads,
-    SiteValues,
-)
+from dpfedc.privacy.sums import Batch, OuterSum, Part, kept, summed
 from dpfedc.randomness import Randomness
 
-__all__ = [
-    "Batch",
-    "ClippedSum",
-    "Contribution",
-    "Gate",
-    "RecordSum",
-    "ReleaseEvent",
-    "Released",
-    "SiteUploads",
-    "SiteValues",
-    "Upload",
-    "received",
-]
-
 _GATE = object()
-Part = tuple[RecordSum | ClippedSum | SiteValues, Batch, RoundSample]
-"""What some of a round's sites contribute."""
 NO_EXACT_SUM = (
     "stage {!r} must be a sum over records to have secure noise: local steps (extra_steps > 0) and "
     "uploads of points have no exact sum"
@@ -66,26 +43,48 @@ NO_EXACT_SUM = (
 
 
 @dataclass(frozen=True)
-class Released:
-    """A sum over sites that has passed the gate, with the public counts it stands for.
+class ReleaseEvent:
+    """What one release was: z (0: no noise), q, and the noise in the sum over the sites.
 
-    `n_records` is the expected number of records in the round, never the realised one.
+    `n_records` are the records of the sites that took part, in the round or not.
     """
 
-    value: Array
+    stage: str
+    t: int
     n_sites: int
-    n_records: float
+    n_records: int
+    noise_multiplier: float = 0.0
+    sampling_probability: float = 1.0
+    sensitivity: float = math.inf
+    noise_std: float = 0.0
+
+
+@dataclass(frozen=True)
+class Released:
+    """A sum over sites that has passed a gate, and the event that says how."""
+
+    value: Array
+    event: ReleaseEvent
     made_by: InitVar[object]
 
     def __post_init__(self, made_by: object) -> None:
         if made_by is not _GATE:
             raise DPFedCError("Released values are made by Gate.release only, or received")
 
+    @property
+    def n_sites(self) -> int:
+        """Return the number of sites in the sum."""
+        return self.event.n_sites
+
+    @property
+    def n_records(self) -> float:
+        """Return the expected number of records in the sum, never the realised one."""
+        return self.event.sampling_probability * self.event.n_records
+
 
 def received(
     uploads: Sequence[Upload],
-    n_sites: int,
-    n_records: float,
+    event: ReleaseEvent,
     *,
     asarray: Callable[[Any], Array] | None = None,
 ) -> Released:
@@ -93,44 +92,49 @@ def received(
 
     Exact sums come as NumPy float64 arrays; `asarray` turns them into those of the server's state.
     """
-    return Released(decoded(uploads, asarray), n_sites, n_records, _GATE)
+    return Released(decoded(uploads, asarray), event, _GATE)
 
 
-@dataclass(frozen=True)
-class ReleaseEvent:
-    """What one release was: z (0: no noise), q, and the noise in the sum over the sites."""
-
-    stage: str
-    t: int
-    n_sites: int
-    noise_multiplier: float
-    sampling_probability: float
-    sensitivity: float
-    noise_std: float
+def planned_event(
+    plan: PrivacyPlan, stage: str, t: int, *, n_sites: int, n_records: int, sensitivity: float
+) -> ReleaseEvent:
+    """Return the event of a round that these sites released as planned."""
+    planned = plan.of_stage(stage)
+    return ReleaseEvent(
+        stage,
+        t,
+        n_sites,
+        n_records,
+        planned.noise_multiplier,
+        planned.sampling_probability,
+        sensitivity,
+        sensitivity * plan.noise_of_sum(stage, n_sites),
+    )
 
 
 @dataclass
 class Gate:
-    """The gate of a run. Without a plan there is no guarantee, and results must be stamped so.
+    """The gate of a run with a plan: one site's, or that of all sites in one process.
 
     With `SecureNoise` sums are exact, and coins come from the operating system, not `randomness`.
     """
 
+    plan: PrivacyPlan
+    noise: SimulatedNoise | SecureNoise
     randomness: Randomness | None = None
-    noise: Noise | SecureNoise | None = None
-    plan: PrivacyPlan | None = None
     events: list[ReleaseEvent] = field(default_factory=list)
-    _spent: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
+    _charged: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     _last_round: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
-    _dealt: Unused = field(default_factory=Unused)
+    _drawn: Unused = field(default_factory=Unused)
 
-    def __post_init__(self) -> None:
-        if isinstance(self.noise, SecureNoise) and self.plan is None:
-            raise InvalidInput("secure noise must come with a privacy plan, got none")
+    @property
+    def works_in_parts(self) -> bool:
+        """Return whether a round may be worked through in place, a few sites at a time."""
+        return isinstance(self.noise, SimulatedNoise)
 
     def sample(self, batch: Batch, *, stage: str, t: int, n_parts: int = 1) -> RoundSample:
         """Return which records are in the round, as the plan has it: for one release of them."""
-        q = 1.0 if self.plan is None else self.plan.of_stage(stage).sampling_probability
+        q = self.plan.of_stage(stage).sampling_probability
         secure = isinstance(self.noise, SecureNoise)
         if secure and n_parts > 1:
             raise InvalidInput(NO_EXACT_SUM.format(stage))
@@ -143,225 +147,143 @@ class Gate:
             sample = sampled_by_coins(batch, q, n_parts, randomness=coins, stage=stage, t=t)
         else:
             raise DPFedCError(f"stage {stage!r} needs coins, but the gate has no source of them")
-        if self.plan is not None:
-            self._dealt.keep(sample, batch, stage=stage, t=t)
+        self._drawn.keep(sample, batch, stage=stage, t=t)
         return sample
 
     def release(
-        self, contribution: Contribution, batch: Batch, sample: RoundSample, *, stage: str, t: int
+        self,
+        parts: Iterable[Part],
+        sites: npt.NDArray[Any],
+        *,
+        stage: str,
+        t: int,
+        sensitivity: float,
     ) -> Released:
-        """Let the sum over the batch's sites out, and receive it: all sites in one process."""
-        n_sites, expected = len(batch.sites), sample.probability * batch.n_records
-        if isinstance(contribution, SiteUploads):
-            value = self._points(contribution, batch, stage, t)
-            return Released(value, n_sites, expected, _GATE)
-        upload = self.upload(contribution, batch, sample, stage=stage, t=t)
-        like = contribution.like
+        """Let the sum over the sites out, and receive it: all sites in one process."""
+        likes: list[Array] = []
+
+        def seen() -> Iterable[Part]:
+            for part in parts:
+                likes[:] = [part[0].like]
+                yield part
+
+        upload = self.upload(seen(), sites, stage=stage, t=t, sensitivity=sensitivity)
+        like = likes[0]
 
         def asarray(sums: Any) -> Array:
             return array_namespace(like).asarray(sums, dtype=like.dtype, device=device(like))
 
-        return received([upload], n_sites, expected, asarray=asarray)
-
-    def release_parts(
-        self, parts: Iterable[Part], sites: npt.NDArray[Any], *, stage: str, t: int
-    ) -> Released:
-        """Let the sum over the sites out, which are worked through in parts: one charge, one noise.
-
-        The parts are made one after another, so that no more than one of them is in memory.
-        """
-        planned = self._charged(stage, t, sites)
-        value: Array = 0.0
-        done, expected, kinds = [], 0.0, set()
-        for contribution, batch, sample in parts:
-            self._require_dealt(sample, batch, stage, t)
-            value = self._sum(contribution, batch, sample) + value
-            done.append(batch.sites)
-            expected += sample.probability * batch.n_records
-            kinds.add((contribution.sensitivity, contribution.symmetric, sample.probability))
-        if not np.array_equal(np.concatenate(done), sites) or len(kinds) > 1:
-            raise DPFedCError(f"stage {stage!r} must have parts of one kind, for each site once")
-        sensitivity, symmetric, probability = kinds.pop()
-        z, std = 0.0, 0.0
-        if planned is not None:
-            z = planned.noise_multiplier
-            value, std = self._with_noise(value, sensitivity, sites, stage, t, symmetric=symmetric)
-        self.events.append(ReleaseEvent(stage, t, len(sites), z, probability, sensitivity, std))
-        return Released(value, len(sites), expected, _GATE)
+        return received([upload], self.events[-1], asarray=asarray)
 
     def upload(
-        self, contribution: Contribution, batch: Batch, sample: RoundSample, *, stage: str, t: int
+        self,
+        parts: Iterable[Part],
+        sites: npt.NDArray[Any],
+        *,
+        stage: str,
+        t: int,
+        sensitivity: float,
     ) -> Upload:
-        """Charge, clip, add noise, and return the sum over the batch's sites as it may leave."""
-        if isinstance(contribution, SiteUploads):
-            raise InvalidInput(f"stage {stage!r} uploads points, for which no privacy is proved")
-        self._require_dealt(sample, batch, stage, t)
-        planned = self._charged(stage, t, batch.sites)
-        sensitivity, z, std = contribution.sensitivity, 0.0, 0.0
-        if planned is not None:
-            z = planned.noise_multiplier
-        if isinstance(self.noise, SecureNoise) and self.plan is not None:
-            if not isinstance(contribution, RecordSum) or contribution.terms is None:
-                raise InvalidInput(NO_EXACT_SUM.format(stage))
-            _require_sensitivity(stage, sensitivity, contribution.norms)
-            keep = on_host(self._weights(contribution, batch, sample)) > 0
+        """Charge, clip, add noise, and return the sum over the sites as it may leave.
+
+        The sites are worked through in parts, made one after another, so that no more than one of
+        them is in memory: one charge, one noise. Every record is clipped to the `sensitivity`.
+        """
+        planned = self._charge(stage, t, sites)
+        total: Any = 0
+        done, n_records, symmetric = [], 0, set()
+        for part in parts:
+            contribution, batch, sample = part
+            self._require_drawn(planned, sample, batch, t)
+            _require_sensitivity(stage, sensitivity, contribution.like)
+            total = self._sum(part, stage, sensitivity) + total
+            done.append(batch.sites)
+            n_records += batch.n_records
+            symmetric.add(contribution.symmetric)
+        if len(symmetric) != 1 or not np.array_equal(np.concatenate(done), sites):
+            raise DPFedCError(f"stage {stage!r} must have parts of one kind, for each site once")
+        event = planned_event(
+            self.plan, stage, t, n_sites=len(sites), n_records=n_records, sensitivity=sensitivity
+        )
+        (is_symmetric,) = symmetric
+        if isinstance(self.noise, SecureNoise):
             upload, std = exact_upload(
-                contribution.terms,
-                keep,
+                total,
                 sensitivity,
                 noise=self.noise,
-                multiplier=self.plan.noise_of_sum(stage, len(batch.sites)),
-                symmetric=contribution.symmetric,
+                multiplier=self.plan.noise_of_sum(stage, len(sites)),
+                symmetric=is_symmetric,
             )
+            event = replace(event, noise_std=std)
         else:
-            value = self._sum(contribution, batch, sample)
-            if planned is not None:
-                value, std = self._with_noise(
-                    value, sensitivity, batch.sites, stage, t, symmetric=contribution.symmetric
-                )
-            elif isinstance(contribution, SiteValues) and contribution.noise_std is not None:
-                for i, site_std in enumerate(contribution.noise_std.tolist()):
-                    value = self._noisy(value, site_std, batch.sites[i : i + 1], stage, t)
-            upload = Upload(value)
-        self.events.append(
-            ReleaseEvent(stage, t, len(batch.sites), z, sample.probability, sensitivity, std)
-        )
+            noise = self.noise.gaussian(
+                tuple(total.shape), event.noise_std, stage=stage, t=t, sites=sites
+            )
+            upload = Upload(with_noise(total, noise, symmetric=is_symmetric))
+        self.events.append(event)
         return upload
 
-    def realised(self) -> tuple[PlannedRelease, ...]:
-        """Return, from the log, the releases that the most charged site has met in each stage."""
-        return tuple(
-            PlannedRelease(
-                stage,
-                len(events := [event for event in self.events if event.stage == stage]),
-                max(event.n_sites for event in events),
-                int(counts.max()),
-                min(event.noise_multiplier for event in events),
-                max(event.sampling_probability for event in events),
-            )
-            for stage, counts in self._spent.items()
-        )
+    def _sum(self, part: Part, stage: str, bound: float) -> Any:
+        """Return the sum of what some sites contribute, clipped, in floats or in grid units."""
+        if not isinstance(self.noise, SecureNoise):
+            return summed(part, bound)
+        contribution, batch, sample = part
+        if not isinstance(contribution, OuterSum):
+            raise InvalidInput(NO_EXACT_SUM.format(stage))
+        finite = np.isfinite(on_host(contribution.norms))
+        keep = kept(batch, sample, contribution.like)
+        keep = finite if keep is None else finite & (on_host(keep) > 0)
+        return exact_sum(contribution.terms, keep, bound, symmetric=contribution.symmetric)
 
-    def _require_dealt(self, sample: RoundSample, batch: Batch, stage: str, t: int) -> None:
+    def _require_drawn(
+        self, planned: PlannedRelease, sample: RoundSample, batch: Batch, t: int
+    ) -> None:
         """Refuse records that this gate did not draw as planned, for this round and this batch."""
-        if self.plan is None:
-            return
-        planned = self.plan.of_stage(stage)
-        if sample.probability != planned.sampling_probability:
+        stage, q = planned.stage, planned.sampling_probability
+        if sample.probability != q:
             raise InvalidInput(
-                f"stage {stage!r} must sample records with probability "
-                f"{planned.sampling_probability}, got {sample.probability}"
+                f"stage {stage!r} must sample records with probability {q}, "
+                f"got {sample.probability}"
             )
-        if not self._dealt.take(sample, batch, stage=stage, t=t):
-            what = "coins that the gate drew" if sample.probability < 1 else "parts the gate dealt"
+        if not self._drawn.take(sample, batch, stage=stage, t=t):
+            what = "coins that the gate drew" if q < 1 else "parts the gate dealt"
             raise InvalidInput(f"stage {stage!r} must use the {what} for round {t}, once")
 
-    def _charged(self, stage: str, t: int, sites: npt.NDArray[Any]) -> PlannedRelease | None:
+    def _charge(self, stage: str, t: int, sites: npt.NDArray[Any]) -> PlannedRelease:
         """Count the release at every site, before anything is computed from its records."""
-        if self.plan is None:
-            return None
-        planned, n_sites = self.plan.of_stage(stage), self.plan.n_sites
+        n_sites = self.plan.n_sites
         ordered = np.sort(sites)
         repeated = bool((ordered[1:] == ordered[:-1]).any())
         if repeated or not 0 <= ordered[0] <= ordered[-1] < n_sites:
             raise InvalidInput(f"sites must be distinct numbers below {n_sites}, got {sites}")
+        counts = self._charged.setdefault(stage, np.zeros(n_sites, dtype=np.int64))
         last = self._last_round.setdefault(stage, np.zeros(n_sites, dtype=np.int64))
-        if int(last[sites].max()) >= t:
-            # Noise and coins are keyed by the round: a second release would share them.
-            raise InvalidInput(
-                f"round {t} of stage {stage!r} must come after round {int(last[sites].max())}, "
-                "which one of these sites has released"
-            )
-        counts = self._spent.setdefault(stage, np.zeros(n_sites, dtype=np.int64))
-        if int(counts[sites].max()) >= planned.rounds_per_site:
-            raise InvalidInput(
-                f"stage {stage!r} is planned for {planned.rounds_per_site} releases of a site, "
-                "got one more"
-            )
+        planned = due_release(
+            self.plan,
+            stage,
+            t,
+            n_charged=int(counts[sites].max()),
+            last_round=int(last[sites].max()),
+        )
         counts[sites] += 1
         last[sites] = t
         return planned
 
-    def _sum(
-        self, contribution: RecordSum | ClippedSum | SiteValues, batch: Batch, sample: RoundSample
-    ) -> Array:
-        """Return the sum of what the sites contribute, clipped, without noise."""
-        if isinstance(contribution, RecordSum):
-            return contribution.total(self._weights(contribution, batch, sample))
-        if isinstance(contribution, ClippedSum):
-            keep = _kept(batch, sample, contribution.like)
-            return contribution.clipped(contribution.bound, keep)
-        return array_namespace(contribution.values).sum(contribution.values, axis=0)
 
-    def _with_noise(
-        self,
-        value: Array,
-        sensitivity: float,
-        sites: npt.NDArray[Any],
-        stage: str,
-        t: int,
-        *,
-        symmetric: bool,
-    ) -> tuple[Array, float]:
-        """Return the sum with the planned noise, simulated, and its standard deviation."""
-        _require_sensitivity(stage, sensitivity, value)
-        multiplier = 0.0 if self.plan is None else self.plan.noise_of_sum(stage, len(sites))
-        std = sensitivity * multiplier
-        return self._noisy(value, std, sites, stage, t, symmetric=symmetric), std
-
-    def _points(self, contribution: SiteUploads, batch: Batch, stage: str, t: int) -> Array:
-        """Return every site's own points with the noise they state: no sum, and no proof."""
-        if self.plan is not None:
-            raise InvalidInput(f"stage {stage!r} uploads points, for which no privacy is proved")
-        value, std = contribution.values, contribution.noise_std
-        if std is not None:
-            xp = array_namespace(value)
-            noisy = [
-                self._noisy(value[i, ...], site_std, batch.sites[i : i + 1], stage, t)
-                for i, site_std in enumerate(std.tolist())
-            ]
-            value = xp.stack(noisy, axis=0)
-        self.events.append(ReleaseEvent(stage, t, len(batch.sites), 0.0, 1.0, math.inf, 0.0))
-        return value
-
-    def _weights(self, contribution: RecordSum, batch: Batch, sample: RoundSample) -> Array:
-        keep = _kept(batch, sample, contribution.norms)
-        return clip_weights(contribution.norms, contribution.bound, keep)
-
-    def _noisy(
-        self,
-        value: Array,
-        std: float,
-        sites: npt.NDArray[Any],
-        stage: str,
-        t: int,
-        *,
-        symmetric: bool = False,
-    ) -> Array:
-        if self.noise is None or isinstance(self.noise, SecureNoise):
-            raise DPFedCError(f"stage {stage!r} needs noise, but the gate has no source of it")
-        xp, shape = array_namespace(value), tuple(value.shape)
-        noise = self.noise.gaussian(shape, std, stage=stage, t=t, sites=sites)
-        if symmetric:
-            # A computed x x' is symmetric only up to rounding, and mirrored noise would cancel in
-            # the difference of two mirrored entries: what lies below the diagonal never leaves.
-            value = xp.triu(value) + xp.triu(value, k=1).T
-            # One draw per pair. Off the diagonal a record's change counts twice in the norm, so
-            # the upper triangle has sensitivity bound / sqrt(2) there.
-            own = array_namespace(noise)
-            upper = own.triu(noise, k=1) / math.sqrt(2)
-            diagonal = own.triu(noise) - own.triu(noise, k=1)
-            noise = upper + upper.T + diagonal
-        return value + xp.asarray(noise, dtype=value.dtype, device=device(value))
-
-
-def _kept(batch: Batch, sample: RoundSample, like: Array) -> Array | None:
-    """Return which records are neither null nor left out of the round (None: all are in it)."""
-    keep = batch.present
-    if sample.in_round is not None:
-        drawn = array_namespace(like).asarray(sample.in_round, device=device(like))
-        keep = drawn if keep is None else keep & drawn
-    return keep
+def with_noise(value: Array, noise: Array, *, symmetric: bool = False) -> Array:
+    """Return value plus noise; of a symmetric matrix only the upper triangle counts, mirrored."""
+    xp = array_namespace(value)
+    if symmetric:
+        # A computed x x' is symmetric only up to rounding, and mirrored noise would cancel in the
+        # difference of two mirrored entries: what lies below the diagonal never leaves.
+        value = xp.triu(value) + xp.triu(value, k=1).T
+        # One draw per pair. Off the diagonal a record's change counts twice in the norm, so the
+        # upper triangle has sensitivity bound / sqrt(2) there.
+        own = array_namespace(noise)
+        upper = own.triu(noise, k=1) / math.sqrt(2)
+        diagonal = own.triu(noise) - own.triu(noise, k=1)
+        noise = upper + upper.T + diagonal
+    return value + xp.asarray(noise, dtype=value.dtype, device=device(value))
 
 
 def _require_sensitivity(stage: str, sensitivity: float, like: Array) -> None:

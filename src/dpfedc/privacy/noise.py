@@ -15,17 +15,13 @@ from dpfedc.kernels import Array
 from dpfedc.randomness import Randomness
 
 SIMULATED = "simulated noise: not a private release"
+"""The stamp of every result that was made with noise from a seeded generator."""
 COHORT = 2**32 - 1
 """Less the first site's number, it keys the noise that is drawn once for many sites."""
 
 
 class Noise(Protocol):
-    """A source of Gaussian noise. `stamp` goes with every result made with it."""
-
-    @property
-    def stamp(self) -> str | None:
-        """Return what must be said of results made with it; None for deployed noise."""
-        ...
+    """A source of Gaussian noise."""
 
     def gaussian(
         self, shape: tuple[int, ...], std: float, *, stage: str, t: int, sites: npt.NDArray[Any]
@@ -39,7 +35,6 @@ class SimulatedNoise:
     """Noise from a seeded generator, for simulation: anyone with the seed can take it off again."""
 
     randomness: Randomness
-    stamp: str | None = SIMULATED
 
     def gaussian(
         self, shape: tuple[int, ...], std: float, *, stage: str, t: int, sites: npt.NDArray[Any]
@@ -57,32 +52,12 @@ class SimulatedNoise:
 
 
 @dataclass(frozen=True)
-class TorchNoise(SimulatedNoise):
-    """Simulated noise that Torch draws on its device; other numbers than NumPy's, the same law."""
-
-    device: Any = "cpu"
-
-    def gaussian(
-        self, shape: tuple[int, ...], std: float, *, stage: str, t: int, sites: npt.NDArray[Any]
-    ) -> Array:
-        """Return noise on the device, keyed by stage, round and site."""
-        import torch
-
-        key = int(self._generator(stage, t, sites).integers(2**63))
-        generator = torch.Generator(self.device).manual_seed(key)
-        on = {"dtype": torch.float64, "device": self.device}
-        return std * torch.randn(shape, generator=generator, **on)
-
-
-@dataclass(frozen=True)
 class SecureNoise:
     """Noise for deployed sites: integers from an exact discrete Gaussian, drawn by OpenDP.
 
     OpenDP samples in exact arithmetic (Canonne, Kamath and Steinke 2020) from a cryptographic
     generator that the operating system seeds. There is no seed to give, and no draw comes twice.
     """
-
-    stamp: str | None = None
 
     def __post_init__(self) -> None:
         _discrete_gaussian(1.0)  # a missing package is told now, not after a charge

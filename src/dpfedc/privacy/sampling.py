@@ -13,11 +13,20 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dpfedc.kernels.segments import site_of_row, slot_of_row
 from dpfedc.randomness import Randomness
 
 
-class Rows(Protocol):
+def site_of_row(offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the position of the site that each row belongs to."""
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
+def slot_of_row(offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return each row's number within its own site, from 0."""
+    return np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
+
+
+class Slots(Protocol):
     """What sampling needs to know of a batch: where its sites' rows are, and whose they are."""
 
     offsets: npt.NDArray[np.int64]
@@ -42,7 +51,7 @@ class RoundSample:
         return None if self.part is None or self.probability == 1 else self.part >= 0
 
 
-def sampled_by_slot(rows: Rows, n_parts: int) -> RoundSample:
+def sampled_by_slot(rows: Slots, n_parts: int) -> RoundSample:
     """Return all records, dealt in turn by their slot: a fixed, balanced partition."""
     if n_parts == 1:
         return RoundSample(1.0, 1)
@@ -50,7 +59,7 @@ def sampled_by_slot(rows: Rows, n_parts: int) -> RoundSample:
 
 
 def sampled_by_coins(
-    rows: Rows, probability: float, n_parts: int, *, randomness: Randomness, stage: str, t: int
+    rows: Slots, probability: float, n_parts: int, *, randomness: Randomness, stage: str, t: int
 ) -> RoundSample:
     """Return each record with the given probability, in a part drawn uniformly.
 
@@ -68,7 +77,7 @@ def sampled_by_coins(
     return RoundSample(probability, n_parts, np.where(part < n_parts, part, -1))
 
 
-def sampled_by_secret_coins(rows: Rows, probability: float) -> RoundSample:
+def sampled_by_secret_coins(rows: Slots, probability: float) -> RoundSample:
     """Return each record with the given probability, by coins that nobody can toss again.
 
     Every coin is 53 bits of the operating system's own; a record is in the round with the largest
@@ -94,13 +103,13 @@ class Unused:
         """Return how many dealings wait for their release."""
         return len(self._dealt)
 
-    def keep(self, sample: RoundSample, rows: Rows, *, stage: str, t: int) -> None:
+    def keep(self, sample: RoundSample, rows: Slots, *, stage: str, t: int) -> None:
         """Let the dealing be taken in round t, and none of the stage's other rounds any more."""
         for key in [key for key in self._dealt if key[0] == stage and key[1] != t]:
             del self._dealt[key]
         self._dealt[_key(rows, stage, t)] = sample
 
-    def take(self, sample: RoundSample, rows: Rows, *, stage: str, t: int) -> bool:
+    def take(self, sample: RoundSample, rows: Slots, *, stage: str, t: int) -> bool:
         """Return whether this was dealt to these rows for round t, which uses it up.
 
         Where all records take part nothing is drawn: then any dealing by slot will do that has as
@@ -116,7 +125,7 @@ class Unused:
         return right
 
 
-def _key(rows: Rows, stage: str, t: int) -> tuple[str, int, bytes, bytes]:
+def _key(rows: Slots, stage: str, t: int) -> tuple[str, int, bytes, bytes]:
     return stage, t, np.asarray(rows.sites).tobytes(), np.asarray(rows.offsets).tobytes()
 
 
@@ -124,32 +133,3 @@ def _same(one: RoundSample, other: RoundSample) -> bool:
     if one.part is None or other.part is None:
         return one.n_parts == other.n_parts and one.part is other.part
     return one.n_parts == other.n_parts and np.array_equal(one.part, other.part)
-
-
-def largest_batch_ratio(
-    records_per_site: npt.NDArray[np.int64],
-    extra_steps: int,
-    n_rounds: int,
-    *,
-    probability: float,
-    failure: float,
-) -> float:
-    """Return the largest size of a part over its expected size, at any site in any round.
-
-    Dealt by slot a part has at most ceil(n_i / Q2) records, for certain. Drawn by coins it has more
-    than b with the probability of a binomial tail; b is the least number for which all parts of all
-    rounds of a site together exceed it with probability at most `failure`.
-    """
-    sizes = np.unique(records_per_site)
-    steps = np.unique([extra_steps // t + 1 for t in range(1, n_rounds + 1)])
-    n_parts = sum(extra_steps // t + 1 for t in range(1, n_rounds + 1))
-    ratios = []
-    for parts in steps[steps > 1].tolist():
-        if probability == 1:
-            most = -(-sizes // parts)
-        else:
-            from scipy.stats import binom
-
-            most = np.maximum(binom.isf(failure / n_parts, sizes - 1, probability / parts), 1)
-        ratios.append(float((most * parts / (probability * sizes)).max()))
-    return max(ratios, default=1.0)

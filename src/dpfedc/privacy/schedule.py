@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from dpfedc.randomness import Randomness
 from dpfedc.settings import require_integer
 
 
@@ -28,6 +30,29 @@ def schedule(
     require_integer("sites_per_round", sites_per_round, least=1, most=n_sites)
     require_integer("n_rounds", n_rounds, least=1)
     return _dealt_rounds(n_sites, sites_per_round, n_rounds, rng)
+
+
+class Scheduled(Protocol):
+    """What a schedule needs to know of a stage."""
+
+    name: str
+
+    @property
+    def n_rounds(self) -> int:
+        """Return the number of rounds."""
+        ...
+
+    def taking_part(self, n_sites: int) -> int:
+        """Return how many of the sites take part in a round."""
+        ...
+
+
+def cohorts(
+    stage: Scheduled, n_sites: int, randomness: Randomness
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Return the sites of each round of a stage, by the public seed of the run."""
+    rng = randomness.generator(f"participation {stage.name}")
+    return schedule(n_sites, stage.taking_part(n_sites), stage.n_rounds, rng=rng)
 
 
 def _dealt_rounds(

@@ -67,6 +67,24 @@ def number(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def multiplier(z: float) -> str:
+    """Return a noise multiplier in three digits.
+
+    >>> multiplier(6.0023), multiplier(37.31), multiplier(1234.5)
+    ('6.00', '37.3', '1,230')
+    """
+    return f"{z:#.3g}" if z < 100 else f"{float(f'{z:.3g}'):,.0f}"
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage with two digits at least.
+
+    >>> percent(0.01), percent(0.8765)
+    ('1 %', '88 %')
+    """
+    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.2g} %"
+
+
 def odds_factor(epsilon: float) -> str:
     """Return by how much seeing the results can change the odds that a record was there."""
     factor = math.exp(min(epsilon, 700.0))
@@ -106,6 +124,11 @@ def privacy_statement(guarantee: PrivacyGuarantee) -> list[str]:
     ]
     if guarantee.trust == "secure-aggregation":
         paragraphs.append(f"Assumed: {assumption(guarantee)}")
+    if not guarantee.stamp:
+        paragraphs.append(
+            "Noise: integers that each site drew from its operating system's own randomness. "
+            "Nobody can draw them again and take them off."
+        )
     paragraphs.append(
         "Not protected: how many records each site has, which sites took part, and what is true "
         "of whole groups. A person with several records has less protection than one with one. "
@@ -113,9 +136,8 @@ def privacy_statement(guarantee: PrivacyGuarantee) -> list[str]:
     )
     if guarantee.stamp:
         paragraphs.append(
-            f'Note: this run is stamped "{guarantee.stamp}". The sites were simulated on one '
-            "computer, and an ordinary random generator drew the noise: whoever knows its seed can "
-            "take the noise off again."
+            f'Note: this run is stamped "{guarantee.stamp}". An ordinary random generator drew the '
+            "noise: whoever knows its seed can take the noise off again."
         )
     return paragraphs
 

@@ -1,4 +1,8 @@
-"""What a method hands to the gate: numbers computed from records, not yet released."""
+"""What a stage hands to the gate: numbers computed from records, not yet released.
+
+Nearly every proved release is a sum over records of h_j r_j', and `OuterSum` is that sum, written
+once: its total for the fast path, its terms for the exact one.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,18 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy.typing as npt
+from array_api_compat import array_namespace, device
 
 from dpfedc.kernels import Array
-from dpfedc.privacy.sampling import Rows
+from dpfedc.kernels.clipping import clip_weights
+from dpfedc.kernels.row_views import Rows
+from dpfedc.privacy.sampling import RoundSample, Slots
+
+CHUNK = 4096
+"""Records whose left rows are formed at a time, where they are not an array."""
 
 
-class Batch(Rows, Protocol):
+class Batch(Slots, Protocol):
     """What the gate needs to know of the sites whose work it releases."""
 
     present: Array | None
@@ -24,89 +34,134 @@ class Batch(Rows, Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class RecordSum:
-    """Unreleased: the sum over records of phi_j, where |phi_j| <= norms_j.
+class Contribution(Protocol):
+    """Unreleased: something whose sum over records can be clipped and let out.
 
-    `total(w)` returns the sum of w_j phi_j. The gate chooses w so that no record contributes more
-    than `bound`, and a null or unsampled record nothing: `bound` is the sum's sensitivity. A
-    `symmetric` sum of x x' is released as its upper triangle.
-
-    `terms(rows)` returns the phi_j of consecutive rows, stacked, neither clipped nor weighted: what
-    exact sums are made of.
-
-    There may be several `sums` of the same records in one: then norms and w have a row for each,
-    and the bound is that of a record in one of them.
+    `like` is an array of the sum's library, precision and device. A `symmetric` sum of matrices is
+    released as its upper triangle.
     """
 
-    norms: Array
-    bound: float
-    total: Callable[[Array], Array]
-    symmetric: bool = False
-    terms: Callable[[slice], Array] | None = None
-    sums: int = 1
+    @property
+    def like(self) -> Array:
+        """Return an array of the sum's library, precision and device."""
+        ...
 
     @property
-    def sensitivity(self) -> float:
-        """Return the bound of a record in all sums together."""
-        return self.bound * math.sqrt(self.sums)
+    def symmetric(self) -> bool:
+        """Return whether the sum is a symmetric matrix."""
+        ...
+
+    def clipped(self, bound: float, keep: Array | None) -> Array:
+        """Return the sum over the kept records, none of which adds more than `bound`."""
+        ...
+
+
+@dataclass(frozen=True)
+class OuterSum:
+    """Unreleased: the sum over records of phi_j = factor h_j r_j' (k x m), |phi_j| <= norms_j.
+
+    `left` holds the h_j, as an array (n x k) or as rows that are formed a chunk at a time; `right`
+    holds the r_j. The gate chooses weights w so that no record contributes more than the stage's
+    sensitivity, and a null or unsampled record nothing. `shape` is what the sum is to be seen as.
+    """
+
+    left: Any
+    right: Rows
+    norms: Array
+    factor: float = 1.0
+    shape: tuple[int, ...] | None = None
+    symmetric: bool = False
 
     @property
     def like(self) -> Array:
         """Return an array of the sum's library, precision and device."""
         return self.norms
 
+    def clipped(self, bound: float, keep: Array | None) -> Array:
+        """Return the sum of w_j phi_j with w = clip_weights(norms, bound, keep)."""
+        return self.total(clip_weights(self.norms, bound, keep))
+
+    def total(self, weights: Array) -> Array:
+        """Return the sum of w_j phi_j: one matrix product."""
+        weights = self.factor * weights if self.factor != 1 else weights
+        if hasattr(self.left, "weighted_sums"):
+            total: Array = 0.0
+            for start in range(0, weights.shape[0], CHUNK):
+                rows = slice(start, min(start + CHUNK, weights.shape[0]))
+                left = self.left.formed(rows) * weights[rows][:, None]
+                total = left.T @ self.right.formed(rows) + total
+        else:
+            total = self.right.weighted_sums(self.left * weights[:, None])
+        return self._shaped(total, ())
+
+    def terms(self, rows: slice) -> Array:
+        """Return the phi_j of consecutive rows, stacked, neither clipped nor weighted."""
+        formed = hasattr(self.left, "weighted_sums")
+        left = self.left.formed(rows) if formed else self.left[rows, :]
+        left = self.factor * left if self.factor != 1 else left
+        products = left[:, :, None] * self.right.formed(rows)[:, None, :]
+        return self._shaped(products, (products.shape[0],))
+
+    def _shaped(self, values: Array, first: tuple[int, ...]) -> Array:
+        if self.shape is None:
+            return values
+        return array_namespace(values).reshape(values, (*first, *self.shape))
+
 
 @dataclass(frozen=True)
-class ClippedSum:
-    """Unreleased: a `RecordSum` whose norms are known to the kernel alone that sums the records.
+class KernelSum:
+    """Unreleased: an outer sum whose norms are known to the kernel alone that sums the records.
 
-    `clipped(bound, keep)` returns the sum of w_j phi_j with w = clip_weights(norms, bound, keep).
+    `summed(bound, keep)` returns the sum of w_j phi_j with w = clip_weights(norms, bound, keep).
     The gate still says which records are kept (None: all) and how long they may be, and the kernel
-    applies its rule record by record, before the sum. Nothing else comes out of it, so the bound is
-    the sensitivity for the same reason: |w_j phi_j| <= bound, and w_j = 0 where a record is null.
-    `like` is an array of the sum's library, precision and device.
+    applies its copy of the rule record by record, before the sum. Nothing else comes out of it.
     """
 
-    bound: float
-    clipped: Callable[[float, Array | None], Array]
+    summed: Callable[[float, Array | None], Array]
     like: Array
-    symmetric = False
+    symmetric: bool = False
 
-    @property
-    def sensitivity(self) -> float:
-        """Return the bound."""
-        return self.bound
+    def clipped(self, bound: float, keep: Array | None) -> Array:
+        """Return the sum over the kept records, none of which adds more than `bound`."""
+        return self.summed(bound, keep)
 
 
 @dataclass(frozen=True)
 class SiteValues:
-    """Unreleased: one array per site, stacked, whose sum one record changes by `sensitivity`.
+    """Unreleased: one array per site, stacked, each already clipped by the steps that made it.
 
-    `noise_std` is for the published variant alone: the noise that the paper states, per site.
+    What one record can change is proved for the stage, not clipped here. `noise_std` is for methods
+    without a proof: the noise that they state for each site.
     """
 
     values: Array
-    sensitivity: float = math.inf
     noise_std: npt.NDArray[Any] | None = None
-    symmetric = False
+    symmetric: bool = False
 
     @property
     def like(self) -> Array:
         """Return an array of the sum's library, precision and device."""
         return self.values
 
-
-@dataclass(frozen=True)
-class SiteUploads:
-    """Unreleased: one array per site, stacked, to be let out one by one with the stated noise.
-
-    Some methods of the literature upload points. Nothing is proved for that, so a gate with a plan
-    refuses it.
-    """
-
-    values: Array
-    noise_std: npt.NDArray[Any] | None = None
+    def clipped(self, bound: float, keep: Array | None) -> Array:
+        """Return the sum over the sites."""
+        return array_namespace(self.values).sum(self.values, axis=0)
 
 
-Contribution = RecordSum | ClippedSum | SiteValues | SiteUploads
+Part = tuple[Contribution, Batch, RoundSample]
+"""What some of a round's sites contribute."""
+
+
+def kept(batch: Batch, sample: RoundSample, like: Array) -> Array | None:
+    """Return which records are neither null nor left out of the round (None: all are in it)."""
+    keep = batch.present
+    if sample.in_round is not None:
+        drawn = array_namespace(like).asarray(sample.in_round, device=device(like))
+        keep = drawn if keep is None else keep & drawn
+    return keep
+
+
+def summed(part: Part, bound: float = math.inf) -> Array:
+    """Return the sum of what some sites contribute, clipped, without noise."""
+    contribution, batch, sample = part
+    return contribution.clipped(bound, kept(batch, sample, contribution.like))

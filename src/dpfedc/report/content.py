@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,16 +12,12 @@ from dpfedc.engine.run_record import RunRecord
 from dpfedc.kernels.metrics import cluster_sizes, kmeans_cost, scores
 from dpfedc.kernels.segments import by_column
 from dpfedc.model_file import ClusterModel
-from dpfedc.report.promise import (
-    STAGES_CAPTION,
-    STAGES_HEAD,
-    privacy_paragraphs,
-    recorded_plan,
-    stage_rows,
-)
+from dpfedc.report.promise import STAGES_CAPTION, STAGES_HEAD, privacy_paragraphs, stage_rows
 
 if TYPE_CHECKING:
-    from dpfedc.report.page import ReportContent, Row
+    from dpfedc.report.page import ReportContent
+
+Row = tuple[str, float, float | None]
 
 SCORE_NAMES = {
     "accuracy": "accuracy",
@@ -44,50 +38,20 @@ _LABELS_EXPLAINED = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """A finished run: the model, and exact facts about the records it clustered.
-
-    `labels` and `sites` have one entry per record, in the order of the input. `pooled` holds the
-    scores of k-means on the pooled records, if that was run for comparison.
-    """
-
-    model: ClusterModel
-    record: RunRecord
-    labels: npt.NDArray[Any]
-    sites: npt.NDArray[Any]
-    scores: Mapping[str, float]
-    pooled: Mapping[str, float] | None = None
-    image_shape: tuple[int, int] | None = None
-
-
-def scored_outcome(
+def with_scores(
+    record: RunRecord,
     X: npt.NDArray[Any],
     y: npt.NDArray[Any] | None,
-    sites: npt.NDArray[Any],
-    *,
-    model: ClusterModel,
-    record: RunRecord,
     labels: npt.NDArray[Any],
+    *,
     pooled_labels: npt.NDArray[Any] | None = None,
-    image_shape: tuple[int, int] | None = None,
-) -> Outcome:
-    """Return the outcome of a run, with its scores also among the results of its record."""
-    found = scores(X, labels, y)
-    pooled = None if pooled_labels is None else scores(X, pooled_labels, y)
-    sizes = np.bincount(labels, minlength=len(model.cluster_centers))
-    results: dict[str, Any] = {"scores": found, "cluster_sizes": sizes.tolist()}
-    if pooled is not None:
-        results["pooled_kmeans"] = pooled
-    return Outcome(
-        model=model,
-        record=record.with_exact(**results),
-        labels=labels,
-        sites=sites,
-        scores=found,
-        pooled=pooled,
-        image_shape=image_shape,
-    )
+) -> RunRecord:
+    """Return the record with its scores, and those of k-means on the pooled records if it ran."""
+    sizes = np.bincount(labels, minlength=record.settings["n_clusters"])
+    results: dict[str, Any] = {"scores": scores(X, labels, y), "cluster_sizes": sizes.tolist()}
+    if pooled_labels is not None:
+        results["pooled_kmeans"] = scores(X, pooled_labels, y)
+    return record.with_exact(**results)
 
 
 def score_rows(found: Mapping[str, float], pooled: Mapping[str, float] | None = None) -> list[Row]:
@@ -96,6 +60,14 @@ def score_rows(found: Mapping[str, float], pooled: Mapping[str, float] | None = 
     return [
         (name, found[key], reference.get(key)) for key, name in SCORE_NAMES.items() if key in found
     ]
+
+
+def recorded_scores(record: RunRecord) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Return head and rows of the run's scores, beside those of pooled k-means if it was run."""
+    pooled = record.results.get("pooled_kmeans")
+    head, width = ("score", "this run", "pooled k-means"), 2 if pooled is None else 3
+    rows = score_rows(record.results.get("scores", {}), pooled)
+    return head[:width], [row[:width] for row in rows]
 
 
 def model_scores(
@@ -124,54 +96,55 @@ def size_rows(
     ]
 
 
-def summary_sentences(outcome: Outcome) -> list[str]:
+def summary_sentences(record: RunRecord) -> list[str]:
     """Return what the run did, in plain words."""
-    settings, rounds = outcome.record.settings, outcome.record.rounds
-    n_sites, n_clusters = settings["n_sites"], settings["n_clusters"]
-    sizes = np.bincount(outcome.labels, minlength=n_clusters)
-    each = f"{sizes.min():,} to {sizes.max():,} records"
-    if sizes.min() == sizes.max():
-        each = f"{sizes.max():,} records each"
+    settings, sizes = record.settings, record.results.get("cluster_sizes")
+    n_sites, each = settings["n_sites"], ""
+    if sizes:
+        each = f" of {min(sizes):,} to {max(sizes):,} records"
+        if min(sizes) == max(sizes):
+            each = f" of {max(sizes):,} records each"
     where = "at one site" if n_sites == 1 else f"at {n_sites:,} sites"
     sentences = [
         f"{settings['n_records']:,} records with {settings['n_features']:,} features {where} "
-        f"were put into {n_clusters} clusters of {each}, in {len(rounds)} rounds."
+        f"were put into {settings['n_clusters']} clusters{each}, in {len(record.rounds)} rounds."
     ]
     if n_sites > 1:
         sentences.append("To find them, each site's records were used at that site only.")
+    if "coordinator" in settings:
+        sentences.append(
+            f"The run was coordinated by {settings['coordinator']}; its agreement is "
+            f"{settings['run'][:12]}."
+        )
     return sentences
 
 
-def outcome_privacy(outcome: Outcome) -> list[str]:
-    """Return what the run promises about any one record, and what it does not."""
-    sizes = np.bincount(by_column(outcome.sites)[0])
-    return privacy_paragraphs(outcome.record, sizes)
+def report_content(
+    model: ClusterModel,
+    record: RunRecord,
+    sizes: npt.NDArray[np.int64] | None = None,
+    site_names: Sequence[str] | None = None,
+) -> ReportContent:
+    """Return the content of the page about a run; `sizes` is (sites x clusters) where known."""
+    # These draw figures, and so are slow to import.
+    from dpfedc.report.markup import Table
+    from dpfedc.report.page import ReportContent
 
-
-def report_content(outcome: Outcome, *, title: str, how_made: Sequence[str]) -> ReportContent:
-    """Return the content of the page about a run; `how_made` is its command, word by word."""
-    from dpfedc.report.page import ReportContent  # draws figures, and so is slow to import
-
-    rows, names = by_column(outcome.sites)
-    centers = outcome.model.cluster_centers
-    plan = recorded_plan(outcome.record)
-    labelled = "accuracy" in outcome.scores
+    results, stages = record.results, stage_rows(record)
+    head, found = recorded_scores(record)
+    caption = _LABELS_EXPLAINED if "accuracy" in results.get("scores", {}) else ""
     return ReportContent(
-        title=title,
-        record=outcome.record,
-        summary=summary_sentences(outcome),
-        privacy=outcome_privacy(outcome),
-        stage_head=STAGES_HEAD,
-        stage_rows=[] if plan is None else stage_rows(plan),
-        stage_caption=STAGES_CAPTION,
-        table_head=("score", "this run", "pooled k-means"),
-        table_rows=score_rows(outcome.scores, outcome.pooled),
-        table_caption=_LABELS_EXPLAINED + _COST_EXPLAINED if labelled else _COST_EXPLAINED,
-        centers=centers,
-        image_shape=outcome.image_shape,
-        feature_names=outcome.model.feature_names,
-        sizes=cluster_sizes(outcome.labels, rows, len(centers)),
-        site_names=[str(name) for name in names],
-        reference_accuracy=(outcome.pooled or {}).get("accuracy"),
-        how_made=shlex.join(how_made),
+        title=results.get("title") or f"Clusters by {record.method}",
+        record=record,
+        summary=summary_sentences(record),
+        privacy=privacy_paragraphs(record),
+        stages=Table(STAGES_CAPTION, STAGES_HEAD, stages) if stages else None,
+        scores=Table(caption + _COST_EXPLAINED, head, found) if found else None,
+        centers=model.cluster_centers,
+        image_shape=results.get("image_shape"),
+        feature_names=model.feature_names,
+        sizes=sizes,
+        site_names=site_names,
+        reference_accuracy=results.get("pooled_kmeans", {}).get("accuracy"),
+        how_made=results.get("command", ""),
     )

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfedc.errors import InvalidInput
+from dpfedc.report.palette import ACCENT, CLUSTERS, GRID, INK, RULE, SHADE, SOFT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,10 +27,6 @@ PIXELS_PER_POINT = 2
 """How many pixels of a picture one point (CSS pixel) of the page shows."""
 
 _WIDTH, _DPI = 5.2, 100 * PIXELS_PER_POINT
-_INK, _SOFT, _RULE, _SHADE, _LINE = "#1f2933", "#5b6770", "#b6c0c8", "#e9eef3", "#0b62a4"
-# Tol's "muted" scheme: ten colours that remain distinct with any colour vision.
-_MUTED: tuple[str, ...] = ("#332288", "#88ccee", "#44aa99", "#117733", "#999933")
-_MUTED += ("#ddcc77", "#cc6677", "#882255", "#aa4499", "#bbbbbb")
 _NAMED_FEATURES, _NAMED_SITES, _LONGEST_NAME = 40, 24, 26
 
 
@@ -61,17 +58,17 @@ def line_figure(
     seen = [span for span in seen if span[1] < span[2]] or [("", low, high)]
     for i, (_, left, right) in enumerate(seen):
         if i % 2:
-            axes.axvspan(left, right, color=_SHADE, lw=0)
+            axes.axvspan(left, right, color=SHADE, lw=0)
         part = (x > left) & (x < right)
         marker = "o" if part.sum() < 40 else ""
         name = "_" if i else label
-        axes.plot(x[part], y[part], color=_LINE, lw=1.8, marker=marker, ms=3.2, label=name)
+        axes.plot(x[part], y[part], color=ACCENT, lw=1.8, marker=marker, ms=3.2, label=name)
     if len(seen) > 1:
         _write_stage_names(axes, seen, low, high)
     if reference is not None:
         _require_finite("reference", np.asarray(reference))
         name = f"{reference_label} ({reference:.3g})"
-        axes.axhline(reference, color=_SOFT, lw=1.3, ls=(0, (5, 3)), label=name)
+        axes.axhline(reference, color=SOFT, lw=1.3, ls=(0, (5, 3)), label=name)
         _write_legend(figure, n_columns=2, handlelength=2.2)
     if from_zero:
         highest = max(float(y.max()), -np.inf if reference is None else reference)
@@ -79,7 +76,7 @@ def line_figure(
     elif y.min() > 0 and y.max() > 50 * y.min():
         axes.set_yscale("log")
     axes.set(xlabel="round", ylabel=label)
-    axes.grid(axis="y", color="#dde3e8", lw=0.7)
+    axes.grid(axis="y", color=GRID, lw=0.7)
     axes.locator_params(axis="x", integer=True, min_n_ticks=1)
     return _png(figure)
 
@@ -182,7 +179,7 @@ def _pictures(centers: Matrix, shape: tuple[int, ...]) -> Figure:
         place.set_axis_off()
         if c < k:
             place.imshow(values[c].reshape(shape), cmap="gray", vmin=low, vmax=high)
-            place.set_title(str(c), fontsize=9.5, color=_SOFT, pad=3)
+            place.set_title(str(c), fontsize=9.5, color=SOFT, pad=3)
     return figure
 
 
@@ -194,7 +191,7 @@ def _table(centers: Matrix, names: Sequence[str]) -> Figure:
     place = np.divide(shift, spread, out=np.full((k, m), 0.5), where=spread > 0)
     axes.imshow(place.T, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     for c, f in np.ndindex(k, m) if k <= 8 else ():
-        ink = "white" if place[c, f] > 0.55 else _INK
+        ink = "white" if place[c, f] > 0.55 else INK
         axes.text(c, f, f"{centers[c, f]:.3g}", fontsize=8.5, color=ink, ha="center", va="center")
     axes.set_yticks(range(m), [_short(name) for name in names], parse_math=False)
     axes.set_yticks(np.arange(m - 1) + 0.5, minor=True)
@@ -221,7 +218,7 @@ def _heat_map(centers: Matrix) -> Figure:
     axes.locator_params(axis="y", integer=True, min_n_ticks=1)
     axes.tick_params(length=0)
     bar = figure.colorbar(drawn, ax=axes, pad=0.02, aspect=22, extend="both", extendfrac=0.03)
-    bar.ax.tick_params(labelsize=9, labelcolor=_INK, length=0)
+    bar.ax.tick_params(labelsize=9, labelcolor=INK, length=0)
     bar.ax.spines[:].set_visible(False)
     return figure
 
@@ -239,7 +236,7 @@ def _write_stage_names(
             taken.append((start, start + width))
             at = start + width / 2
             text = axes.text(at, 1.02, name, ha="center", va="bottom", transform=axes.transAxes)
-            text.set(fontsize=8.5, color=_SOFT, parse_math=False)
+            text.set(fontsize=8.5, color=SOFT, parse_math=False)
 
 
 def _write_legend(figure: Figure, n_columns: int, handlelength: float, title: str = "") -> None:
@@ -249,14 +246,14 @@ def _write_legend(figure: Figure, n_columns: int, handlelength: float, title: st
     style |= {"loc": "outside lower center", "title": title, "handlelength": handlelength}
     legend = figure.legend(keys, names, ncols=n_columns, **style)
     for text in (legend.get_title(), *legend.get_texts()):
-        text.set(parse_math=False, color=_INK)
+        text.set(parse_math=False, color=INK)
 
 
 def _cluster_colors(n_clusters: int) -> list[Any]:
     from matplotlib import colormaps
 
-    if n_clusters <= len(_MUTED):
-        return list(_MUTED[:n_clusters])
+    if n_clusters <= len(CLUSTERS):
+        return list(CLUSTERS[:n_clusters])
     return list(colormaps["viridis"](np.linspace(0, 0.97, n_clusters)))
 
 
@@ -267,10 +264,10 @@ def _blank(height: float) -> tuple[Figure, Axes]:
     axes = figure.add_subplot(facecolor="white")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[:].set_color(_RULE)
-    axes.tick_params(labelsize=9.5, labelcolor=_INK, color=_RULE)
-    axes.xaxis.label.set(fontsize=10, color=_INK)
-    axes.yaxis.label.set(fontsize=10, color=_INK)
+    axes.spines[:].set_color(RULE)
+    axes.tick_params(labelsize=9.5, labelcolor=INK, color=RULE)
+    axes.xaxis.label.set(fontsize=10, color=INK)
+    axes.yaxis.label.set(fontsize=10, color=INK)
     return figure, axes
 
 

@@ -1,35 +1,33 @@
-"""The folder of a run: model, centres, labels, run record and page, written together or not."""
+"""The folder of a run: its files, what may be replaced there, and the page made from them alone."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy.typing as npt
+
+from dpfedc.engine.run_record import RunRecord
 from dpfedc.errors import InvalidInput
-from dpfedc.report.content import Outcome
+from dpfedc.model_file import ClusterModel
+from dpfedc.report.content import report_content
 from dpfedc.report.output_files import (
-    nearest_folder,
+    centers_table,
+    labels_table,
+    read_sizes,
     require_replaceable,
     require_writable,
     starts_with,
-    write_centers,
-    write_labels,
 )
-from dpfedc.report.page import PAGE_NAME, PICTURE_NAMES, ReportContent, write_report
+from dpfedc.report.page import PAGE_NAME, PICTURE_NAMES, write_report
+from dpfedc.whole_files import write_together
 
 RECORD_NAME, MODEL_NAME = "run.jsonl", "model.npz"
 CENTERS_NAME, LABELS_NAME = "centres.csv", "labels.csv"
-# The record comes first: it marks the folder as ours even if moving the rest is interrupted.
-FILE_NAMES = (
-    RECORD_NAME,
-    MODEL_NAME,
-    CENTERS_NAME,
-    LABELS_NAME,
-    PAGE_NAME,
-    *(f"{name}.png" for name in PICTURE_NAMES),
-)
+PAGE_NAMES = (PAGE_NAME, *(f"{name}.png" for name in PICTURE_NAMES))
+FILE_NAMES = (RECORD_NAME, MODEL_NAME, CENTERS_NAME, LABELS_NAME, *PAGE_NAMES)
 
 
 def require_results_folder(folder: Path, *, inputs: Iterable[Path] = ()) -> None:
@@ -50,26 +48,38 @@ def require_results_folder(folder: Path, *, inputs: Iterable[Path] = ()) -> None
         )
 
 
-def write_results(folder: Path, outcome: Outcome, content: ReportContent) -> Path:
+def write_results(
+    folder: Path,
+    model: ClusterModel,
+    record: RunRecord,
+    sites: npt.NDArray[Any],
+    labels: npt.NDArray[Any],
+) -> Path:
     """Write all files of the run into `folder` and return the path of the page.
 
-    They are made in a draft and then moved, so a failure to make them leaves an earlier run's
-    results as they were. Pictures of an earlier run that this one does not have are removed.
+    The run's own files come first, together, and take an earlier run's page away with them: if the
+    page cannot be made, the run is not lost, and the page never is another run's.
     """
-    model = outcome.model
-    centers = model.cluster_centers
-    names = model.feature_names or [f"x{f}" for f in range(centers.shape[1])]
-    with TemporaryDirectory(dir=nearest_folder(folder), prefix=".dpfedc-") as home:
-        draft = Path(home) / "run"
-        write_report(draft, content)
-        outcome.record.write(draft / RECORD_NAME)
-        model.write(draft / MODEL_NAME)
-        write_centers(draft / CENTERS_NAME, names, centers)
-        write_labels(draft / LABELS_NAME, outcome.sites, outcome.labels)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in FILE_NAMES:
-            if (draft / name).exists():
-                (draft / name).replace(folder / name)
-            else:
-                (folder / name).unlink(missing_ok=True)
-    return folder / PAGE_NAME
+    files = {
+        # The record marks the folder as ours even if moving the rest is interrupted.
+        RECORD_NAME: record.to_bytes(),
+        MODEL_NAME: model.to_bytes(),
+        CENTERS_NAME: centers_table(model),
+        LABELS_NAME: labels_table(sites, labels),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_together(folder, files, gone=PAGE_NAMES)
+    return write_page(folder)
+
+
+def write_page(folder: Path) -> Path:
+    """Make the page of the run whose files lie in `folder`, and return its path.
+
+    A deployed run has a model and a record. A trial has labels as well, which stay at the sites of
+    a deployed one.
+    """
+    record = RunRecord.read(folder / RECORD_NAME)
+    model = ClusterModel.read(folder / MODEL_NAME)
+    labels = folder / LABELS_NAME
+    sizes, names = read_sizes(labels, len(model.directions)) if labels.exists() else (None, None)
+    return write_report(folder, report_content(model, record, sizes, names))

@@ -1,10 +1,10 @@
-"""Centres and labels as CSV files, and what an output must be like before it is replaced."""
+"""Centres and labels as tables, and what an output must be like before it is replaced."""
 
 from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,36 +13,57 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfedc.errors import InvalidInput
+from dpfedc.kernels.metrics import cluster_sizes
 from dpfedc.kernels.segments import by_column
+from dpfedc.model_file import ClusterModel
+from dpfedc.whole_files import csv_bytes, write_whole
 
-LABELS_HEAD = "site,record,cluster\n"
+LABELS_HEAD = ("site", "record", "cluster")
 PLAN_HEAD = '{\n "unit": "'
 """How the JSON of a privacy plan starts."""
 
 
-def write_centers(path: Path, names: Sequence[str], centers: npt.NDArray[Any]) -> None:
-    """Write one row per cluster, in the order of the labels, under the names of the features."""
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(names)
-        # str() of a NumPy number is the shortest text that reads back as the same number.
-        writer.writerows([str(value) for value in row] for row in centers)
+def centers_table(model: ClusterModel) -> bytes:
+    """Return one row per cluster, in the order of the labels, under the names of the features."""
+    centers = model.cluster_centers
+    names = model.feature_names or [f"x{f}" for f in range(centers.shape[1])]
+    # str() of a NumPy number is the shortest text that reads back as the same number.
+    return csv_bytes(names, ([str(value) for value in row] for row in centers))
+
+
+def labels_table(sites: npt.NDArray[Any], labels: npt.NDArray[Any]) -> bytes:
+    """Return one row per record, in input order: its site, its number there from 1, its cluster."""
+    columns = (sites.tolist(), numbers_at_site(sites).tolist(), labels.tolist())
+    return csv_bytes(LABELS_HEAD, zip(*columns, strict=True))
 
 
 def write_labels(path: Path, sites: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
-    """Write one row per record, in input order: its site, its number there from 1, its cluster.
-
-    The file is replaced as a whole or not at all.
-    """
-    numbers = numbers_at_site(sites)
+    """Write the table of labels, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=path.parent, prefix=".dpfedc-") as home:
-        draft = Path(home) / "labels.csv"
-        with draft.open("w", newline="", encoding="utf-8") as stream:
-            stream.write(LABELS_HEAD)
-            writer = csv.writer(stream, lineterminator="\n")
-            writer.writerows(zip(sites.tolist(), numbers.tolist(), labels.tolist(), strict=True))
-        draft.replace(path)
+    write_whole(path, labels_table(sites, labels))
+
+
+def read_sizes(path: Path, n_clusters: int) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """Return how many records each site (row) has in each cluster, from a table of labels.
+
+    Sites come in the order of their names, or of their numbers if all names are numbers.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            rows = csv.reader(stream)
+            if tuple(next(rows, ())) != LABELS_HEAD:
+                raise ValueError(f"its columns must be {', '.join(LABELS_HEAD)}")
+            sites, _, labels = zip(*rows, strict=True)
+        clusters = np.array(labels, dtype=np.int64)
+        if clusters.min() < 0 or clusters.max() >= n_clusters:
+            raise ValueError(f"its clusters must be from 0 to {n_clusters - 1}")
+    except ValueError as error:
+        raise InvalidInput(f"{path} is not a table of this run's labels: {error}") from error
+    column = np.array(sites)
+    if all(name.isdecimal() for name in set(sites)):
+        column = column.astype(np.int64)
+    ids, names = by_column(column)
+    return cluster_sizes(clusters, ids, n_clusters), [str(name) for name in names]
 
 
 def numbers_at_site(sites: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -57,7 +78,7 @@ def numbers_at_site(sites: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 def require_labels_path(path: Path, *, inputs: Iterable[Path] = ()) -> None:
     """Say why labels cannot be written to `path`; a file that is not labels is never replaced."""
-    _require_own_file(path, LABELS_HEAD, "earlier labels", inputs)
+    _require_own_file(path, ",".join(LABELS_HEAD), "earlier labels", inputs)
 
 
 def require_plan_path(path: Path) -> None:

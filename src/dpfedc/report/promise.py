@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 
-import numpy as np
-import numpy.typing as npt
-
-from dpfedc.clustering.plan_text import STAGE_PURPOSES, budget_shares, multiplier, percent
-from dpfedc.clustering.run_plan import Choices, Federation
-from dpfedc.engine.run_record import RunRecord
+from dpfedc.engine.run_record import EXACT, RunRecord
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.privacy_plan import PrivacyPlan
-from dpfedc.privacy.schedule import most_rounds_of_a_site
-from dpfedc.privacy.statement import number, privacy_statement
-from dpfedc.research.published.published_account import published_epsilon
-from dpfedc.research.published.published_planner import published_noise_multipliers
-from dpfedc.settings import PrivacyGuarantee, PrivacyTarget
+from dpfedc.privacy.statement import multiplier, percent, privacy_statement
+from dpfedc.settings import PrivacyGuarantee
 
 EXACT_SHOWN = (
     "Not protected: scores, cluster sizes and the progress of each round, which are exact. They "
@@ -48,50 +39,28 @@ def recorded_guarantee(record: RunRecord) -> PrivacyGuarantee | None:
         raise InvalidInput(f"the record's privacy is not a promise made here: {error}") from error
 
 
-def privacy_paragraphs(record: RunRecord, records_per_site: npt.NDArray[np.int64]) -> list[str]:
+def privacy_paragraphs(record: RunRecord) -> list[str]:
     """Return what the run promises about any one record, and what it does not."""
     promise = recorded_guarantee(record)
     if promise is not None:
-        return [*privacy_statement(promise), EXACT_SHOWN]
+        shown = [EXACT_SHOWN] if EXACT in record.stamps else []
+        return [*privacy_statement(promise), *shown]
     if record.settings.get("epsilon") is None:
         return ["Not protected: this run adds no noise, so it promises no privacy."]
-    if record.settings.get("variant") == "published":
-        return _published_paragraphs(record, records_per_site)
-    return ["Not protected: this run has no privacy plan, so it promises no privacy."]
+    unproved = ["Not protected: this run has no privacy plan, so it promises no privacy."]
+    return list(record.results.get("privacy_notes", unproved))
 
 
-def stage_rows(plan: PrivacyPlan) -> list[tuple[str, str, str, str]]:
-    """Return a row per stage, under STAGES_HEAD."""
-    shares = budget_shares(plan)
+def stage_rows(record: RunRecord) -> list[tuple[str, str, str, str]]:
+    """Return a row per stage of a run with a privacy plan, under STAGES_HEAD."""
     rows = []
-    for release in plan.releases:
-        rounds, share = f"{release.n_rounds:,}", shares[release.stage]
-        if release.rounds_per_site < release.n_rounds:
-            rounds += f" ({release.rounds_per_site:,} per site)"
+    for stage in record.results.get("stages", ()):
+        if "noise_multiplier" not in stage:
+            continue
+        rounds, share = f"{stage['n_rounds']:,}", stage["budget_share"]
+        if stage["rounds_per_site"] < stage["n_rounds"]:
+            rounds += f" ({stage['rounds_per_site']:,} per site)"
         budget = "the rest" if share is None else percent(share)
-        purpose = STAGE_PURPOSES.get(release.stage)
-        name = release.stage if purpose is None else f"{release.stage}: {purpose}"
-        rows.append((name, rounds, multiplier(release.noise_multiplier), budget))
+        name = f"{stage['stage']}: {stage['purpose']}"
+        rows.append((name, rounds, multiplier(stage["noise_multiplier"]), budget))
     return rows
-
-
-def _published_paragraphs(record: RunRecord, records_per_site: npt.NDArray[np.int64]) -> list[str]:
-    """Return the paper's claim beside what the accountant gives for the very same noise."""
-    settings = record.settings
-    target = PrivacyTarget(settings["epsilon"], settings["delta"])
-    names = ({f.name for f in fields(Choices)} - {"init"}) & settings.keys()
-    choices = Choices(**{name: settings[name] for name in names})
-    facts = Federation(settings["n_features"], records_per_site)
-    z, _ = published_noise_multipliers(choices, facts, target)
-    per_round = choices.sites_per_round or facts.n_sites
-    most = most_rounds_of_a_site(facts.n_sites, per_round, len(z))
-    epsilon = published_epsilon(z, rounds_per_site=most, delta=target.delta, clipped=True)
-    return [
-        f"Not protected: this run adds the noise that the paper states for a total privacy loss of "
-        f"epsilon {target.epsilon:g}, delta {target.delta:g} for each record. The paper's argument "
-        "is not a proof, so this run promises no privacy.",
-        f"The same noise: by the accountant it would give epsilon {number(epsilon)} at delta "
-        f"{target.delta:g}, if the step sizes were public; here they are computed from private "
-        "memberships, which nothing covers.",
-        "Not protected: labels, cluster sizes and scores, which are exact.",
-    ]

@@ -52,14 +52,13 @@ _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0
 class Dataset:
     """Records as rows (n x m, float32), with labels where they are known.
 
-    `y` indexes `label_names`; `image_shape` is (height, width) where a record is an image.
+    `y` numbers the known groups; `image_shape` is (height, width) where a record is an image.
     """
 
     name: str
     X: npt.NDArray[np.float32]
     y: npt.NDArray[np.int64] | None
     feature_names: tuple[str, ...]
-    label_names: tuple[str, ...]
     image_shape: tuple[int, int] | None
 
 
@@ -117,15 +116,13 @@ def tcga_mirna(n_records: int | None = None, *, seed: int = 0) -> Dataset:
         raise DataUnavailable(f"tcga-mirna is a local file: {_where_to_put([TCGA_MIRNA])}")
     content = _verified_bytes(path, CHECKSUMS[TCGA_MIRNA])
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        X, y = arrays["X"], arrays["y"]
-        features, labels = arrays["feature"], arrays["label_names"]
+        X, y, features = arrays["X"], arrays["y"], arrays["feature"]
     rows = _rows(len(X), n_records, seed)
     return Dataset(
         name="tcga-mirna",
         X=X[rows].astype(np.float32),
         y=y[rows].astype(np.int64),
         feature_names=tuple(features.tolist()),
-        label_names=tuple(labels.tolist()),
         image_shape=None,
     )
 
@@ -181,7 +178,7 @@ def _images(
     """Return a data set of images of the ten digits."""
     height, width = shape
     pixels = tuple(f"pixel_{row}_{column}" for row in range(height) for column in range(width))
-    return Dataset(name, X, y, pixels, tuple("0123456789"), shape)
+    return Dataset(name, X, y, pixels, shape)
 
 
 def _rows(n_available: int, n_records: int | None, seed: int) -> npt.NDArray[np.int64]:

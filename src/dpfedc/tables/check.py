@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from dpfedc.errors import DPFedCError
+from dpfedc.tables.cells import listed
+from dpfedc.tables.sources import DataSource, Schema, expected_names
 from dpfedc.tables.stored import BROKEN, Block, numbers
 
 Line = tuple[str, str, str]
@@ -89,3 +92,32 @@ class Survey:
         repeats = self.n_rows - len(self._seen[name])
         text = f"{repeats:,} rows have no value of their own, so their places may change"
         return f"order by {name!r}", text if repeats else "fixed", "error" if repeats else "ok"
+
+
+def checked_source(source: DataSource, expected: Schema | Sequence[str] | None = None) -> Report:
+    """Return what an operator should know before taking part; it is never sent."""
+    try:
+        names = source.schema().names if expected is None else expected_names(expected)
+        table = source.opened()
+        offered = source.offered(table)
+        used = [name for name in names if name in offered and table.columns[name] is not False]
+        ids = list(dict.fromkeys(filter(None, (source.record_id, source.order_by))))
+        survey = Survey(used, ids)
+        for block in table.blocks([*used, *ids]) if used else ():
+            survey.add(block)
+    except DPFedCError as error:
+        return Report(0, 0, (("data", str(error), "error"),))
+    lines = [("data", source.where, "ok"), *survey.lines()]
+    lines.append(("fingerprint of the columns", Schema(names).fingerprint, "ok"))
+    absent = [name for name in names if name not in used]
+    if absent:
+        lines.append(("expected columns of numbers that are not here", listed(absent), "error"))
+    unread = [name for name in offered if name not in used]
+    if unread:
+        why = "not numbers" if expected is None else "not expected"
+        lines.append((f"columns that are not read, as they are {why}", listed(unread), "ok"))
+    if source.record_id is not None:
+        lines.append(survey.rows_per_id(source.record_id))
+    if source.order_by is not None and not table.keys:
+        lines.append(survey.order(source.order_by))
+    return Report(survey.n_rows, survey.n_null_rows, tuple(lines))

@@ -14,17 +14,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpfedc.errors import DPFedCError, InvalidInput
-from dpfedc.tables.check import Report, Survey
-from dpfedc.tables.database import database_table, parsed_url
-from dpfedc.tables.read import StrPath, listed
+from dpfedc.errors import InvalidInput
+from dpfedc.tables.cells import StrPath, listed
 from dpfedc.tables.stored import Bools, Floats, StoredTable, file_table, numbers, word_columns
 
-__all__ = ["DataSource", "Records", "Report", "Schema"]
+if TYPE_CHECKING:
+    from dpfedc.tables.check import Report
 
 _TEXTS = ("path", "url", "table", "table_schema", "order_by", "record_id", "password_env")
 _DATABASE_ONLY = ("table", "table_schema", "order_by", "password_env")
@@ -101,7 +100,7 @@ class DataSource:
         elif self.table is None:
             raise InvalidInput("table must name a table of the database, got none")
         else:
-            parsed_url(self.url)
+            _database().parsed_url(self.url)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], *, folder: Path) -> DataSource:
@@ -118,7 +117,7 @@ class DataSource:
         source = cls(**settings)
         if source.path is not None:
             return replace(source, path=str(folder / source.path))
-        url = parsed_url(str(source.url))
+        url = _database().parsed_url(str(source.url))
         if url.get_backend_name() == "sqlite" and url.database:
             url = url.set(database=str(folder / url.database))
         return replace(source, url=url.render_as_string())
@@ -129,7 +128,7 @@ class DataSource:
         if self.url is None:
             return str(self.path)
         table = self.table if self.table_schema is None else f"{self.table_schema}.{self.table}"
-        return f"table {table} of {parsed_url(self.url).render_as_string()}"
+        return f"table {table} of {_database().parsed_url(self.url).render_as_string()}"
 
     def schema(self) -> Schema:
         """Return the features; needs their values where storage has no types, as in CSV.
@@ -137,8 +136,8 @@ class DataSource:
         There a column holds numbers if at least half of its filled cells do: a typing error makes
         its row null, not its column vanish.
         """
-        table = self._open()
-        offered = self._offered(table)
+        table = self.opened()
+        offered = self.offered(table)
         words = word_columns(table, offered)
         if words and self.columns is not None:
             raise InvalidInput(f"{self.where}: columns must hold numbers, got {listed(words)}")
@@ -149,8 +148,8 @@ class DataSource:
 
     def load(self, expected: Schema | Sequence[str]) -> Records:
         """Return the expected columns of every row, in an order that does not change."""
-        names, table = _expected_names(expected), self._open()
-        offered = self._offered(table)
+        names, table = expected_names(expected), self.opened()
+        offered = self.offered(table)
         absent = [name for name in names if name not in offered or table.columns[name] is False]
         if absent:
             raise InvalidInput(f"{self.where} must offer columns of numbers {listed(absent)}")
@@ -161,41 +160,22 @@ class DataSource:
 
     def check(self, expected: Schema | Sequence[str] | None = None) -> Report:
         """Return what an operator should know before taking part; it is never sent."""
-        try:
-            names = self.schema().names if expected is None else _expected_names(expected)
-            table = self._open()
-            offered = self._offered(table)
-            used = [name for name in names if name in offered and table.columns[name] is not False]
-            ids = list(dict.fromkeys(filter(None, (self.record_id, self.order_by))))
-            survey = Survey(used, ids)
-            for block in table.blocks([*used, *ids]) if used else ():
-                survey.add(block)
-        except DPFedCError as error:
-            return Report(0, 0, (("data", str(error), "error"),))
-        lines = [("data", self.where, "ok"), *survey.lines()]
-        lines.append(("fingerprint of the columns", Schema(names).fingerprint, "ok"))
-        absent = [name for name in names if name not in used]
-        if absent:
-            lines.append(("expected columns of numbers that are not here", listed(absent), "error"))
-        unread = [name for name in offered if name not in used]
-        if unread:
-            why = "not numbers" if expected is None else "not expected"
-            lines.append((f"columns that are not read, as they are {why}", listed(unread), "ok"))
-        if self.record_id is not None:
-            lines.append(survey.rows_per_id(self.record_id))
-        if self.order_by is not None and not table.keys:
-            lines.append(survey.order(self.order_by))
-        return Report(survey.n_rows, survey.n_null_rows, tuple(lines))
+        from dpfedc.tables.check import checked_source
 
-    def _open(self) -> StoredTable:
+        return checked_source(self, expected)
+
+    def opened(self) -> StoredTable:
+        """Return the table as it is stored."""
         if self.path is not None:
             return file_table(Path(self.path))
-        return database_table(
-            parsed_url(str(self.url)), str(self.table), schema=self.table_schema,
+        database = _database()
+        found: StoredTable = database.database_table(
+            database.parsed_url(str(self.url)), str(self.table), schema=self.table_schema,
             order_by=self.order_by, password_env=self.password_env, where=self.where,
         )  # fmt: skip
+        return found
 
-    def _offered(self, table: StoredTable) -> tuple[str, ...]:
+    def offered(self, table: StoredTable) -> tuple[str, ...]:
         """Return the columns that may be features, if all that the settings name are there."""
         named = (*(self.columns or ()), *self.drop, *filter(None, (self.record_id,)))
         absent = [name for name in named if name not in table.columns]
@@ -203,6 +183,13 @@ class DataSource:
             raise InvalidInput(f"{self.where} must have columns {listed(absent)}")
         unused = {*self.drop, *table.keys, self.order_by, self.record_id}
         return self.columns or tuple(name for name in table.columns if name not in unused)
+
+
+def _database() -> Any:
+    """Return what reads databases, which only they need."""
+    from dpfedc.tables import database
+
+    return database
 
 
 def _joined(parts: list[Floats], n_columns: int) -> Floats:
@@ -227,5 +214,6 @@ def _names(setting: str, names: Sequence[str]) -> tuple[str, ...]:
     return plain
 
 
-def _expected_names(expected: Schema | Sequence[str]) -> tuple[str, ...]:
+def expected_names(expected: Schema | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the columns that are expected."""
     return expected.names if isinstance(expected, Schema) else _names("expected", expected)

@@ -14,8 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfedc.deployment.flower.extra import require_flower
-from dpfedc.deployment.flower.store import ANSWER, RECORD, REQUEST, SIGNATURE
+from dpfedc.deployment.flower import ANSWER, RECORD, REQUEST, SIGNATURE, require_flower
 from dpfedc.deployment.keys import sign_answer
 from dpfedc.errors import DPFedCError, InvalidInput
 

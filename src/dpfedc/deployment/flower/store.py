@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dpfedc.deployment.flower.extra import require_flower
+from dpfedc.deployment.flower import RECORD, REQUEST, require_flower
 from dpfedc.deployment.keys import read_public_key, write_private
 from dpfedc.deployment.locks import locked
 from dpfedc.deployment.server_folder import ServerFolder
@@ -21,9 +21,6 @@ from dpfedc.errors import DPFedCError
 
 if TYPE_CHECKING:
     from flwr.server.superlink.linkstate import LinkState
-
-RECORD, REQUEST, ANSWER, SIGNATURE = "dpfedc", "request", "answer", "signature"
-"""The names under which bytes travel in a Flower message."""
 
 
 @dataclass(frozen=True)

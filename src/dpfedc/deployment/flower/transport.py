@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dpfedc.deployment.control import opened
-from dpfedc.deployment.flower.store import ANSWER, SIGNATURE, Store
+from dpfedc.deployment.flower import ANSWER, SIGNATURE
+from dpfedc.deployment.flower.store import Store
 from dpfedc.deployment.keys import is_signed_answer, read_public_key
 from dpfedc.deployment.messages import Refusal
 from dpfedc.deployment.server_folder import ServerFolder

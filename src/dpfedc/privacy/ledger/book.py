@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from dpfedc.errors import InvalidInput, Refused
+from dpfedc.privacy.charges import due_release
 from dpfedc.privacy.ledger.caps import Amounts, BasicCap, Cap, cap_kind, cap_of
 from dpfedc.privacy.privacy_plan import RELATION, UNIT, PrivacyPlan
 from dpfedc.settings import require_integer
@@ -209,19 +210,9 @@ class Book:
 
     def _check_release(self, run: str, plan: PrivacyPlan, stage: str, t: int, z: float) -> None:
         """Refuse a release that is not planned, not the next, or has too little noise."""
-        try:
-            planned = plan.of_stage(stage)
-        except InvalidInput as error:
-            raise Refused(str(error)) from error
         done = self.charges.get((run, stage), {})
         last = next(reversed(done), 0)
-        if t <= last:
-            raise Refused(f"round {t} of stage {stage!r} must come after round {last}")
-        if len(done) >= planned.rounds_per_site:
-            raise Refused(
-                f"stage {stage!r} is planned for {planned.rounds_per_site} releases of a site, "
-                "got one more"
-            )
+        planned = due_release(plan, stage, t, n_charged=len(done), last_round=last)
         if z < planned.noise_multiplier * (1 - _ROUNDING):
             raise Refused(
                 f"the noise multiplier of stage {stage!r} must be at least the plan's "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,11 @@ from dpfedc.research.experiments.results import (
 
 DATA_TITLES = {"mnist": "MNIST", "tcga-mirna": "TCGA miRNA", "digits": "digits"}
 _BAND = "Lines are means over the seeds, bands one standard error."
+
+
+def distinct(values: Iterable[Any]) -> list[Any]:
+    """Return every value once, in the order of first appearance."""
+    return list(dict.fromkeys(values))
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,9 @@ def _round_charts(results: Sequence[Result], rounds: Sequence[RoundRow]) -> Iter
             series.setdefault(row.cell, []).append(row)
     by_count = len({r.sites_per_round for r in results}) > 1
     names = _setting_names(results, by_count)
-    for data, variant in _distinct((r.data, r.variant) for r in results):
+    for data, variant in distinct((r.data, r.variant) for r in results):
         here = [r for r in results if (r.data, r.variant) == (data, variant) and r.cell in series]
-        partitions = _distinct(r.partition for r in here)
+        partitions = distinct(r.partition for r in here)
         panels = []
         for measure in ("objective", "accuracy"):
             for partition in partitions:
@@ -121,10 +126,10 @@ def _round_line(
 
 def _frontier_charts(results: Sequence[Result]) -> Iterator[Chart]:
     """Yield one figure per data set: accuracy, NMI and cost against epsilon."""
-    kinds = _distinct((r.method, r.trust) for r in results if r.epsilon is not None)
-    methods = _distinct(method for method, _ in kinds)
-    trusts = _distinct(trust for _, trust in kinds)
-    for data in _distinct(r.data for r in results):
+    kinds = distinct((r.method, r.trust) for r in results if r.epsilon is not None)
+    methods = distinct(method for method, _ in kinds)
+    trusts = distinct(trust for _, trust in kinds)
+    for data in distinct(r.data for r in results):
         here = [r for r in results if r.data == data]
         panels = []
         for measure, label in (("accuracy", "accuracy"), ("nmi", "NMI"), ("cost", "k-means cost")):
@@ -134,16 +139,14 @@ def _frontier_charts(results: Sequence[Result]) -> Iterator[Chart]:
                 x = sorted({r.epsilon for r in chosen if r.epsilon is not None})
                 values = [
                     [_one(chosen, measure, epsilon=e, seed=s) for e in x]
-                    for s in _distinct(r.seed for r in chosen)
+                    for s in distinct(r.seed for r in chosen)
                 ]
                 name = f"{METHODS[method].title}, {trust}"
-                look = {"colour": methods.index(method), "style": trusts.index(trust)}
+                look = {"color": methods.index(method), "style": trusts.index(trust)}
                 if x:
                     lines.append(Line(name, x, values, markers=True, **look))
             pooled = [getattr(r, measure) for r in here if r.method == "pooled-k-means"]
-            level = (
-                ("pooled k-means, no noise", math.fsum(pooled) / len(pooled)) if pooled else None
-            )
+            level = ("pooled k-means, no noise", float(np.mean(pooled))) if pooled else None
             zero = measure != "cost"
             title = DATA_TITLES[data]
             panels.append(Panel(title, "epsilon", label, lines, level, log_x=True, from_zero=zero))
@@ -158,7 +161,7 @@ def _frontier_charts(results: Sequence[Result]) -> Iterator[Chart]:
 def _convergence_charts(found: Sequence[Fall]) -> Iterator[Chart]:
     """Yield one figure with a panel per data set and a line per partition, on log-log axes."""
     panels = []
-    for data in _distinct(f.data for f in found):
+    for data in distinct(f.data for f in found):
         here = [f for f in found if f.data == data]
         lines = [
             Line(f.partition, f.n_rounds, f.values, color=i, style=i, markers=True)
@@ -181,7 +184,3 @@ def _convergence_charts(found: Sequence[Fall]) -> Iterator[Chart]:
 def _one(results: Sequence[Result], measure: str, *, epsilon: float, seed: int) -> float:
     values = [getattr(r, measure) for r in results if (r.epsilon, r.seed) == (epsilon, seed)]
     return float(values[0]) if values else math.nan
-
-
-def _distinct(values: Any) -> list[Any]:
-    return list(dict.fromkeys(values))

@@ -16,8 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from dpfedc.research.experiments.compared_methods import METHODS, PER_ROUND
 from dpfedc.research.experiments.results import Result
+from dpfedc.research.spread import mean_and_error
 
 HELD, NOT_HELD, UNDECIDED = "held", "not held", "undecided"
 TOLERANCE = 0.01
@@ -71,11 +74,9 @@ def judged(
     n = len(differences)
     if n == 0:
         return Judgement(claim, where, UNDECIDED, None, None, 0, unit)
-    margin = math.fsum(differences) / n
+    margin, error = mean_and_error(differences)
     if n == 1 or not all(map(math.isfinite, differences)):
         return Judgement(claim, where, UNDECIDED, margin, None, n, unit)
-    variance = math.fsum((d - margin) ** 2 for d in differences) / (n - 1)
-    error = math.sqrt(variance / n)
     verdict = UNDECIDED
     if margin - 2 * error > least:
         verdict = HELD
@@ -151,7 +152,9 @@ def _against_rivals(results: Sequence[Result]) -> Iterator[Judgement]:
             here = [r for r in rows if _level(r) == level and r.trust in ("", "local")]
             known = [rival for rival in rivals if _of(here, *rival)]
             for variant in variants if known else ():
-                best = max(known, key=lambda rival: _mean(map(_accuracy, _of(here, *rival))))
+                best = max(
+                    known, key=lambda rival: np.mean([r.accuracy for r in _of(here, *rival)])
+                )
                 gains = _differences(_of(here, "dp-fedc", variant), _of(here, *best), _accuracy)
                 yield judged(MOST_ACCURATE, _place(key, variant, level, best), gains, least=0.0)
         for level in sorted({_level(r) for r in rows if r.epsilon is not None}, reverse=True):
@@ -159,7 +162,7 @@ def _against_rivals(results: Sequence[Result]) -> Iterator[Judgement]:
             by_rival = {rival: lost for rival, lost in by_rival.items() if lost}
             for variant in variants if by_rival else ():
                 own = _losses(rows, "dp-fedc", variant, level)
-                best = min(by_rival, key=lambda rival: _mean(by_rival[rival].values()))
+                best = min(by_rival, key=lambda rival: np.mean([*by_rival[rival].values()]))
                 gains = [by_rival[best][seed] - own[seed] for seed in own if seed in by_rival[best]]
                 yield judged(HURT_LEAST, _place(key, variant, level, best), gains, least=0.0)
 
@@ -216,11 +219,6 @@ def _log_objective(result: Result) -> float | None:
 
 def _log_cost(result: Result) -> float | None:
     return math.log(result.cost) if result.cost > 0 else None
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return math.fsum(listed) / len(listed)
 
 
 def _level(result: Result) -> float:

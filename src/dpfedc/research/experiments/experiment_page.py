@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpfedc.errors import DataUnavailable, InvalidInput
-from dpfedc.report.figures import PIXELS_PER_POINT
-from dpfedc.report.style import PAGE, STYLE
-from dpfedc.research.experiments.charts import Chart, charts
-from dpfedc.research.experiments.claims import Judgement, judgements
+from dpfedc.report.markup import Picture, Table, rendered
+from dpfedc.research.experiments.charts import Chart, charts, distinct
+from dpfedc.research.experiments.claims import HELD, NOT_HELD, Judgement, judgements
 from dpfedc.research.experiments.result_tables import (
     comparison_table,
     convergence_table,
-    distinct,
-    html_table,
     settings_table,
 )
 from dpfedc.research.experiments.results import (
@@ -28,23 +24,13 @@ from dpfedc.research.experiments.results import (
     read_record,
     read_results,
 )
+from dpfedc.whole_files import write_together, write_whole
 
 PAGE_NAME, FIGURES = "report.html", "figures"
 
 _FEW = 20
 """Up to so many judgements are shown without being asked for."""
-_MORE_STYLE = """\
-table { max-width: none; } .held { color: #17693a; } .not { color: var(--open); }
-td.text, th.text { text-align: left; min-width: 9rem; } .stamps { margin-top: .75rem; }
-.chart { margin: 1.25rem 0; } section > h3 { margin-top: 1.5rem; }
-@media screen and (prefers-color-scheme: dark) { .held { color: #7fd6a0; } }
-"""
-_CLAIMS_NOTE = (
-    "A margin is the mean over seeds of the difference in the claim's favour. Held: more than two "
-    "standard errors above the threshold; not held: more than two below; else undecided. The "
-    "threshold is 0 where the paper says better, and minus one point of accuracy where it says no "
-    "worse."
-)
+_TITLE = "Experiments on federated clustering"
 
 
 def experiment_folders(folder: Path) -> list[Path]:
@@ -62,62 +48,57 @@ def write_experiment_report(folder: Path) -> Path:
 
     The page has a section for the experiment in the folder, or for each one below it.
     """
-    sections: list[str] = []
-    files: dict[str, bytes] = {}
-    for path in experiment_folders(folder):
-        section, drawn = _section(path)
-        sections.append(section)
-        files |= drawn
-    title = "Experiments on federated clustering"
-    head = (
-        f"<header><h1>{title}</h1>\n"
-        '<ul class="stamps" aria-label="Notes on all numbers"><li>simulated noise: not a private '
-        "release</li><li>scores are exact, not released</li></ul>\n"
-        '<p class="summary">Values are means over seeds &plusmn; one standard error.</p></header>'
-    )
-    page = PAGE.substitute(
-        title=title, style=STYLE + _MORE_STYLE, body="\n".join([head, *sections])
-    )
+    sections = [_section(path) for path in experiment_folders(folder)]
+    page = rendered("experiments.html", title=_TITLE, sections=sections)
     (folder / FIGURES).mkdir(exist_ok=True)
-    for name, content in files.items():
-        (folder / FIGURES / name).write_bytes(content)
-    target = folder / PAGE_NAME
-    target.write_text(page, encoding="utf-8")
-    return target
+    for section in sections:
+        write_together(folder / FIGURES, section.files)
+    write_whole(folder / PAGE_NAME, page)
+    return folder / PAGE_NAME
 
 
-def _section(folder: Path) -> tuple[str, dict[str, bytes]]:
-    """Return the section of one experiment and its figure files."""
+@dataclass(frozen=True)
+class _Section:
+    """What the page says of one experiment; `verdicts` counts those of each claim in words."""
+
+    key: str
+    heading: str
+    quick: bool
+    missing: str
+    pictures: Sequence[Picture]
+    files: Mapping[str, bytes]
+    table: Table | None
+    verdicts: Sequence[tuple[str, str]]
+    claims: Table | None
+    made: str
+    command: str
+
+
+def _section(folder: Path) -> _Section:
     manifest, results = read_manifest(folder), read_results(folder)
     records = {r.cell: read_record(folder, r.cell) for r in results}
     key = f"{manifest['name']}{'-quick' if manifest['quick'] else ''}"
     drawn = charts(folder, manifest["shown"])
     judged = [] if manifest["shown"] == "convergence" else judgements(results)
     tables = {"table": comparison_table, "convergence": convergence_table}
-    table = tables.get(manifest["shown"], settings_table)(results, records) if results else ""
     paper = "" if manifest["paper"] == "ours" else f" ({manifest['paper']})"
-    parts = [
-        f'<section id="{escape(key)}"><h2>{escape(manifest["title"] + paper)}</h2>',
-        '<ul class="stamps"><li>quick: fewer seeds and small data, to try the commands; not for '
-        "conclusions</li></ul>"
-        if manifest["quick"]
-        else "",
-        _progress(manifest, results, folder),
-        *(_figure(key, chart) for chart in drawn),
-        table,
-        _claims(judged),
-        _made(manifest),
-        "</section>",
-    ]
-    files = {
-        f"{key}-{chart.name}.{kind}": content
-        for chart in drawn
-        for kind, content in chart.files.items()
-    }
-    return "\n".join(part for part in parts if part), files
+    seeds = ", ".join(map(str, manifest["seeds"]))
+    return _Section(
+        key=key,
+        heading=manifest["title"] + paper,
+        quick=manifest["quick"],
+        missing=_missing(manifest, results, folder),
+        pictures=[_picture(key, chart) for chart in drawn],
+        files={f"{key}-{c.name}.{kind}": file for c in drawn for kind, file in c.files.items()},
+        table=tables.get(manifest["shown"], settings_table)(results, records) if results else None,
+        verdicts=[_verdicts(judged, claim) for claim in distinct(j.claim for j in judged)],
+        claims=_claims(judged) if judged else None,
+        made=f"dpfedc {manifest['version']}, begun on {manifest['date']}, seeds {seeds}.",
+        command=manifest["command"] or "run from Python",
+    )
 
 
-def _progress(manifest: Mapping[str, Any], results: Sequence[Result], folder: Path) -> str:
+def _missing(manifest: Mapping[str, Any], results: Sequence[Result], folder: Path) -> str:
     """Return a note on cells that are missing; nothing if all are there."""
     missing, failures = manifest["n_cells"] - len(results), read_failures(folder)
     if not missing:
@@ -127,65 +108,45 @@ def _progress(manifest: Mapping[str, Any], results: Sequence[Result], folder: Pa
     kinds = {f["error"].rpartition(", got ")[0] or f["error"]: f for f in failures}
     reasons = [f"{f['method']} on {f['data']}: {f['error']}" for f in kinds.values()]
     lines += [f"{len(failures)} failed: {'; '.join(reasons[:3])}."] if failures else []
-    return f"<p>{escape(' '.join(lines))}</p>"
+    return " ".join(lines)
 
 
-def _claims(judged: Sequence[Judgement]) -> str:
-    """Return the claims with a count for each; every single judgement is in the table below."""
-    if not judged:
-        return ""
-    head = ["claim", "setting", "verdict", "margin", "standard error", "seeds"]
-    lines = []
-    for claim in distinct(j.claim for j in judged):
-        members = [j for j in judged if j.claim == claim]
-        counts = [f"{v} {sum(j.verdict == v for j in members)}" for v in _verdicts(members)]
-        lines.append(f"<li><strong>{escape(claim)}</strong>: {escape(', '.join(counts))}</li>")
+def _verdicts(judged: Sequence[Judgement], claim: str) -> tuple[str, str]:
+    found = [j.verdict for j in judged if j.claim == claim]
+    return claim, ", ".join(f"{verdict} {found.count(verdict)}" for verdict in sorted(set(found)))
+
+
+def _claims(judged: Sequence[Judgement]) -> Table:
     rows = [
-        [
+        (
             j.claim,
             j.where,
             j.verdict,
             _signed(j.margin, j.unit),
-            "\N{EN DASH}" if j.standard_error is None else f"{j.standard_error:.3f}",
-            str(j.n_seeds),
-        ]
+            None if j.standard_error is None else f"{j.standard_error:.3f}",
+            j.n_seeds,
+        )
         for j in judged
     ]
-    table = html_table("The paper's claims, judged from these results", head, rows, text={1, 2})
-    shown = " open" if len(rows) <= _FEW else ""
-    return (
-        f"<h3>Claims</h3>\n<ul>{''.join(lines)}</ul>\n<p>{escape(_CLAIMS_NOTE)}</p>\n"
-        f"<details{shown}><summary>All {len(rows)} judgements</summary>\n{table}\n</details>"
+    return Table(
+        "The paper's claims, judged from these results",
+        ("claim", "setting", "verdict", "margin", "standard error", "seeds"),
+        rows,
+        text=frozenset({1, 2}),
+        marks={HELD: "held", NOT_HELD: "not"},
+        summary=f"All {len(rows)} judgements",
+        unfolded=len(rows) <= _FEW,
     )
 
 
-def _verdicts(members: Iterable[Judgement]) -> list[str]:
-    return sorted({j.verdict for j in members})
-
-
-def _signed(margin: float | None, unit: str) -> str:
+def _signed(margin: float | None, unit: str) -> str | None:
     if margin is None:
-        return "\N{EN DASH}"
+        return None
     return f"{margin:+.3f}" if unit == "accuracy" else f"{margin:+.3f} ({unit})"
 
 
-def _made(manifest: Mapping[str, Any]) -> str:
-    seeds = ", ".join(map(str, manifest["seeds"]))
-    words = f"dpfedc {manifest['version']}, begun on {manifest['date']}, seeds {seeds}."
-    command = manifest["command"] or "run from Python"
-    return (
-        f"<h3>How this was made</h3>\n<p>{escape(words)}</p>\n"
-        f"<pre><code>{escape(command)}</code></pre>"
-    )
-
-
-def _figure(key: str, chart: Chart) -> str:
-    pixels = struct.unpack(">II", chart.files["png"][16:24])
-    width, height = (n // PIXELS_PER_POINT for n in pixels)
-    source = f"{FIGURES}/{escape(key)}-{escape(chart.name)}"
-    return (
-        f'<figure class="chart"><h3>{escape(chart.heading)}</h3>\n'
-        f'<img src="{source}.png" width="{width}" height="{height}" '
-        f'alt="{escape(chart.heading)}. {escape(chart.caption)}">\n'
-        f'<figcaption>{escape(chart.caption)} <a href="{source}.pdf">PDF</a></figcaption></figure>'
-    )
+def _picture(key: str, chart: Chart) -> Picture:
+    source = f"{FIGURES}/{key}-{chart.name}"
+    alt = f"{chart.heading}. {chart.caption}"
+    png = chart.files["png"]
+    return Picture(f"{source}.png", chart.heading, png, alt, chart.caption, f"{source}.pdf")

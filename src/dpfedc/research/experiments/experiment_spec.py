@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -141,8 +142,11 @@ def _experiment(table: Mapping[str, Any]) -> Experiment:
         "grid": {**table["grid"], **quick.get("grid", {})},
         "data": {**table["data"], **quick.get("data", {})},
     }
+    name = _text("name", table["name"])
+    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]*", name):  # it becomes a folder's name
+        raise InvalidInput(f"name must be letters, digits, '.', '_' or '-', got {name!r}")
     return Experiment(
-        name=_text("name", table["name"]),
+        name=name,
         title=_text("title", table["title"]),
         paper=_text("paper", table.get("paper", "ours")),
         shown=require_choice("shown", table.get("shown", "table"), SHOWN),

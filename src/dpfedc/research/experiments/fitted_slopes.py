@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfedc.engine.run_record import RunRecord
+from dpfedc.research.spread import mean_and_error
 
 THEOREM_SLOPE = -0.5
 
@@ -67,8 +68,7 @@ def falls(records: Iterable[RunRecord]) -> list[Fall]:
             for r in members
         }
         values = [[at.get((seed, n), math.nan) for n in rounds] for seed in seeds]
-        places = [[row[i] for row in values if math.isfinite(row[i])] for i in range(len(rounds))]
-        means = [math.fsum(p) / len(p) if p else math.nan for p in places]
+        means, _ = mean_and_error(values)
         zetas = [float(r.results["heterogeneity"]) for r in members]
         found.append(
             Fall(

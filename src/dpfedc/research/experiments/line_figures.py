@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpfedc.report.figures import PIXELS_PER_POINT
+from dpfedc.report.palette import GRID, INK, LINES, RULE, SOFT
+from dpfedc.research.spread import mean_and_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _DPI = 100 * PIXELS_PER_POINT
-_INK, _SOFT, _RULE = "#1f2933", "#5b6770", "#b6c0c8"
-# Tol's "bright" scheme and its neighbours: distinct with any colour vision, also as thin lines.
-_COLORS = ("#0b62a4", "#cc3311", "#117733", "#aa4499", "#999933", "#332288", "#44aa99", "#882255")
 _STYLES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 
 
@@ -78,12 +77,12 @@ def _looks(panels: Sequence[Panel]) -> dict[str, dict[str, Any]]:
         for line in panel.lines:
             names.setdefault(line.name, _look(line))
         if panel.level is not None:
-            names.setdefault(panel.level[0], {"color": _SOFT, "ls": (0, (5, 3)), "lw": 1.3})
+            names.setdefault(panel.level[0], {"color": SOFT, "ls": (0, (5, 3)), "lw": 1.3})
     return names
 
 
 def _look(line: Line) -> dict[str, Any]:
-    look: dict[str, Any] = {"color": _COLORS[line.color % len(_COLORS)], "lw": 1.7}
+    look: dict[str, Any] = {"color": LINES[line.color % len(LINES)], "lw": 1.7}
     look |= {"ls": _STYLES[line.style % len(_STYLES)]}
     return look | ({"marker": "o", "ms": 3.5} if line.markers else {})
 
@@ -95,7 +94,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
         axes.plot(x, mean, **look)
         axes.fill_between(x, mean - error, mean + error, color=look["color"], alpha=0.15, lw=0)
     if panel.level is not None:
-        axes.axhline(panel.level[1], color=_SOFT, lw=1.3, ls=(0, (5, 3)))
+        axes.axhline(panel.level[1], color=SOFT, lw=1.3, ls=(0, (5, 3)))
     if panel.log_x:
         axes.set_xscale("log")
         ticks = sorted({float(v) for line in panel.lines for v in line.x})
@@ -106,27 +105,21 @@ def _draw(axes: Axes, panel: Panel) -> None:
     elif panel.from_zero:
         axes.set_ylim(bottom=0)
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
-    axes.set_title(panel.title, fontsize=10, color=_INK, loc="left")
-    axes.grid(axis="y", color="#dde3e8", lw=0.7)
+    axes.set_title(panel.title, fontsize=10, color=INK, loc="left")
+    axes.grid(axis="y", color=GRID, lw=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[:].set_color(_RULE)
-    axes.tick_params(labelsize=8.5, labelcolor=_INK, color=_RULE)
+    axes.spines[:].set_color(RULE)
+    axes.tick_params(labelsize=8.5, labelcolor=INK, color=RULE)
     for label in (axes.xaxis.label, axes.yaxis.label):
-        label.set(fontsize=9.5, color=_INK)
+        label.set(fontsize=9.5, color=INK)
 
 
 def _summary(line: Line) -> tuple[Any, Any, Any]:
     """Return the places with any value, the mean there over seeds and its standard error."""
-    values = np.asarray(line.values, dtype=np.float64)
-    values = np.where(np.isfinite(values), values, np.nan)
-    n = np.isfinite(values).sum(axis=0)
-    kept = n > 0
-    values, n = values[:, kept], n[kept]
-    mean = np.nanmean(values, axis=0)
-    squares = np.nansum((values - mean) ** 2, axis=0)
-    error = np.sqrt(squares / np.maximum(n - 1, 1) / n)
-    return np.asarray(line.x, dtype=np.float64)[kept], mean, error
+    mean, error = mean_and_error(line.values)
+    kept = np.isfinite(mean)
+    return np.asarray(line.x, dtype=np.float64)[kept], mean[kept], error[kept]
 
 
 def _spans(panel: Panel) -> bool:
@@ -148,4 +141,4 @@ def _write_legend(figure: Figure, names: Mapping[str, Mapping[str, Any]]) -> Non
         handlelength=2.6, columnspacing=1.3,
     )  # fmt: skip
     for text in legend.get_texts():
-        text.set(parse_math=False, color=_INK)
+        text.set(parse_math=False, color=INK)

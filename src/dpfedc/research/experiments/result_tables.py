@@ -1,19 +1,18 @@
-"""The tables of the page about experiments, as HTML; Table I has the paper's numbers."""
+"""The tables of the page about experiments; Table I has the paper's numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from dpfedc.engine.run_record import RunRecord
-from dpfedc.research.experiments.charts import DATA_TITLES
-from dpfedc.research.experiments.claims import HELD, NOT_HELD
+from dpfedc.report.markup import Table
+from dpfedc.research.experiments.charts import DATA_TITLES, distinct
 from dpfedc.research.experiments.compared_methods import METHODS, PER_ROUND
 from dpfedc.research.experiments.fitted_slopes import THEOREM_SLOPE, falls
 from dpfedc.research.experiments.results import Result
 from dpfedc.research.published.published_planner import AS_PUBLISHED
+from dpfedc.research.spread import mean_and_error
 
 PAPER_TABLE: Mapping[str, Mapping[tuple[str, float | None], float]] = {
     method: {
@@ -41,19 +40,6 @@ _TCGA_NOTE = (
 )
 
 
-def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and its standard error (None for a single value).
-
-    >>> mean_and_error([1.0, 3.0])
-    (2.0, 1.0)
-    """
-    n = len(values)
-    mean = math.fsum(values) / n
-    if n < 2:
-        return mean, None
-    return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
-
-
 def privacy_status(record: RunRecord) -> str:
     """Return how far the run's privacy is proved, in a few words."""
     if record.settings.get("epsilon") is None:
@@ -66,7 +52,7 @@ def privacy_status(record: RunRecord) -> str:
     return AS_PUBLISHED if AS_PUBLISHED in record.stamps else ASSUMED
 
 
-def comparison_table(results: Sequence[Result], records: Mapping[str, RunRecord]) -> str:
+def comparison_table(results: Sequence[Result], records: Mapping[str, RunRecord]) -> Table:
     """Return Table I: accuracy in per cent per method, the paper's numbers beside ours."""
     columns = distinct((r.data, r.epsilon) for r in results if r.method != "pooled-k-means")
     columns.sort(key=lambda c: (c[1] is not None, c[1] or 0.0, c[0]))
@@ -77,27 +63,26 @@ def comparison_table(results: Sequence[Result], records: Mapping[str, RunRecord]
     rows = []
     for method, variant in distinct((r.method, r.variant) for r in results):
         mine = [r for r in results if (r.method, r.variant) == (method, variant)]
-        row = [method_title(method, variant)]
+        row: list[str | None] = [method_title(method, variant)]
         for data, epsilon in columns:
             here = [100 * r.accuracy for r in mine if (r.data, r.epsilon) == (data, epsilon)]
             row.append(_spread(here, 1))
             if _in_paper(data, epsilon):
                 value = PAPER_TABLE.get(method, {}).get((data, epsilon))
-                row.append("\N{EN DASH}" if value is None else f"{value:.1f}")
+                row.append(None if value is None else f"{value:.1f}")
         noisy = [privacy_status(records[r.cell]) for r in mine if r.epsilon is not None]
         rows.append([*row, noisy[0] if noisy else NO_NOISE])
     note = _TCGA_NOTE if any(data == "tcga-mirna" for data, _ in columns) else ""
-    table = html_table(
-        "Accuracy in per cent", [*head, "privacy with noise"], rows, text={len(head)}
-    )
-    return table + (f"<p>{escape(note)}</p>" if note else "")
+    head.append("privacy with noise")
+    words = frozenset({len(head) - 1})
+    return Table("Accuracy in per cent", head, rows, text=words, note=note)
 
 
 def _in_paper(data: str, epsilon: float | None) -> bool:
     return (data, epsilon) in PAPER_TABLE["dp-fedc"]
 
 
-def settings_table(results: Sequence[Result], records: Mapping[str, RunRecord]) -> str:
+def settings_table(results: Sequence[Result], records: Mapping[str, RunRecord]) -> Table:
     """Return the scores of every setting, folded away where there are many."""
     head = ["setting", "privacy", "seeds", "accuracy", "NMI", "ARI", "cost"]
     groups: dict[str, list[Result]] = {}
@@ -116,11 +101,11 @@ def settings_table(results: Sequence[Result], records: Mapping[str, RunRecord]) 
         ]
         for name, members in groups.items()
     ]
-    table = html_table("Scores of every setting", head, rows, text={1})
-    return f"<details><summary>Show all {len(rows)} settings</summary>\n{table}\n</details>"
+    summary = f"Show all {len(rows)} settings"
+    return Table("Scores of every setting", head, rows, text=frozenset({1}), summary=summary)
 
 
-def convergence_table(results: Sequence[Result], records: Mapping[str, RunRecord]) -> str:
+def convergence_table(results: Sequence[Result], records: Mapping[str, RunRecord]) -> Table:
     """Return the slope of Theorem 4's measure, and zeta, for each data set and partition."""
     found = falls(records[r.cell] for r in results)
     rows = [
@@ -133,34 +118,7 @@ def convergence_table(results: Sequence[Result], records: Mapping[str, RunRecord
         for fall in found
     ]
     head = ["data", "slope of the mean of G_H + G_W", "theorem's slope", "zeta"]
-    return html_table("Slopes on log-log axes, and how unlike the sites are (zeta)", head, rows)
-
-
-def html_table(
-    caption: str,
-    head: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    text: set[int] | frozenset[int] = frozenset(),
-) -> str:
-    """Return a table; the columns in `text` hold words, the others numbers."""
-    colors = {HELD: " held", NOT_HELD: " not"}
-
-    def kind(i: int, cell: str = "") -> str:
-        return f' class="{"text" if i in text else "number"}{colors.get(cell, "")}"'
-
-    columns = "".join(
-        f'<th scope="col"{kind(i)}>{escape(name)}</th>' for i, name in enumerate(head)
-    )
-    lines = ""
-    for first, *cells in rows:
-        inside = "".join(
-            f"<td{kind(i, cell)}>{escape(cell)}</td>" for i, cell in enumerate(cells, start=1)
-        )
-        lines += f'<tr><th scope="row">{escape(first)}</th>{inside}</tr>\n'
-    return (
-        f'<div class="wide"><table>\n<caption>{escape(caption)}</caption>\n'
-        f"<thead><tr>{columns}</tr></thead>\n<tbody>\n{lines}</tbody>\n</table></div>"
-    )
+    return Table("Slopes on log-log axes, and how unlike the sites are (zeta)", head, rows)
 
 
 def method_title(method: str, variant: str) -> str:
@@ -171,13 +129,8 @@ def method_title(method: str, variant: str) -> str:
     return f"{entry.title}{also}" + (f", {kind}" if kind else "")
 
 
-def _spread(values: Sequence[float], digits: int) -> str:
+def _spread(values: Sequence[float], digits: int) -> str | None:
     if not values:
-        return "\N{EN DASH}"
+        return None
     mean, error = mean_and_error(values)
-    return f"{mean:.{digits}f}" + ("" if error is None else f"{_PLUS_MINUS}{error:.{digits}f}")
-
-
-def distinct(values: Iterable[Any]) -> list[Any]:
-    """Return every value once, in the order of first appearance."""
-    return list(dict.fromkeys(values))
+    return f"{mean:.{digits}f}" + ("" if math.isnan(error) else f"{_PLUS_MINUS}{error:.{digits}f}")

@@ -16,6 +16,7 @@ from typing import Any
 from dpfedc.engine.run_record import RunRecord
 from dpfedc.errors import DataUnavailable, InvalidInput
 from dpfedc.research.experiments.experiment_spec import Cell
+from dpfedc.whole_files import csv_bytes, write_whole
 
 MANIFEST, RESULTS, ROUNDS, FAILURES, RUNS = (
     "experiment.json", "results.csv", "rounds.csv", "failures.csv", "runs",
@@ -89,9 +90,7 @@ class Folder:
             raise InvalidInput(f"{path} must be new or of an experiment, got other results there")
         (path / RUNS).mkdir(parents=True, exist_ok=True)
         if not (path / MANIFEST).exists():
-            draft = path / f"{MANIFEST}.part"
-            draft.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-            draft.replace(path / MANIFEST)
+            write_whole(path / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
         done = folder.finished()
         folder._keep(RESULTS, RESULT_COLUMNS, done)
         folder._keep(ROUNDS, ROUND_COLUMNS, done)
@@ -135,12 +134,7 @@ class Folder:
         if not path.exists():
             return
         kept = [[row[c] for c in head] for row in _rows(path, head) if row["cell"] in cells]
-        draft = path.with_suffix(".part")
-        with draft.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            writer.writerow(head)
-            writer.writerows(kept)
-        draft.replace(path)
+        write_whole(path, csv_bytes(head, kept))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
 from dpfedc.kernels import Array
-from dpfedc.kernels.host import on_host
-from dpfedc.kernels.segments import Int64, by_size, site_of_row
+from dpfedc.kernels.devices import on_host
+from dpfedc.kernels.segments import Int64, by_size
+from dpfedc.privacy.sampling import site_of_row
 from dpfedc.research.kernels.local_clustering import SiteBlock
 from dpfedc.research.kernels.seeding import squared_gaps
 

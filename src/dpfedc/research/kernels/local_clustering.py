@@ -15,7 +15,8 @@ import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
 from dpfedc.kernels import Array
-from dpfedc.kernels.segments import Int64, by_size, site_of_row
+from dpfedc.kernels.segments import Int64, by_size
+from dpfedc.privacy.sampling import site_of_row
 
 Draws = npt.NDArray[np.float64]
 """Numbers in [0, 1) that decide the seeding: (..., sites, clusters, trials)."""

@@ -10,8 +10,9 @@ import numpy.typing as npt
 from array_api_compat import array_namespace
 
 from dpfedc.kernels import Array
-from dpfedc.kernels.segments import Int64, site_of_row
-from dpfedc.kernels.standardized import CHUNK
+from dpfedc.kernels.segments import Int64
+from dpfedc.privacy.sampling import site_of_row
+from dpfedc.privacy.sums import CHUNK
 
 
 def squared_gaps(X: Array, C: Array) -> Array:

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
-from dpfedc.clustering.stage import Method, Public, SiteBatch, State
+from dpfedc.clustering.stage import Public, SiteBatch, Stage, State
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
-from dpfedc.kernels.host import on_host
+from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.local_steps import local_centroid_step
 from dpfedc.kernels.objective import (
     centroid_gradient,
@@ -29,16 +29,11 @@ from dpfedc.kernels.objective import (
     membership_steps,
     record_losses,
 )
-from dpfedc.kernels.segments import (
-    padded_rows,
-    segment_products,
-    segment_sum,
-    site_of_row,
-    slot_of_row,
-)
+from dpfedc.kernels.segments import padded_rows, segment_products, segment_sum
 from dpfedc.kernels.stationarity import membership_stationarity
-from dpfedc.privacy.gate import Released, SiteValues
-from dpfedc.privacy.sampling import RoundSample
+from dpfedc.privacy.gate import Released
+from dpfedc.privacy.sampling import RoundSample, site_of_row, slot_of_row
+from dpfedc.privacy.sums import SiteValues
 from dpfedc.randomness import Randomness
 from dpfedc.settings import Penalty
 
@@ -64,7 +59,7 @@ def check_noise(noise_std: Float, most: float, t: int) -> None:
 
 
 @dataclass(frozen=True)
-class Published(Method):
+class Published(Stage):
     """The rounds of Algorithm 1."""
 
     n_clusters: int
@@ -76,8 +71,12 @@ class Published(Method):
     gradient_bound: float = math.inf
     noise_rule: NoiseRule | None = None
     init: npt.NDArray[np.float64] | None = field(default=None)
-    name: str = "factorisation"
-    listens: bool = True
+    sites_per_round: int | None = None
+    name = "factorisation"
+    purpose = "the search for the clusters"
+    proved = False
+    listens = True
+    sums_records = False
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         """Return random centres with entries in [0, 1), or the given ones."""
@@ -86,7 +85,7 @@ class Published(Method):
         center = public.asarray(np.zeros(public.n_features))
         return {
             **state,
-            "center": center,
+            "data_mean": center,
             "W": public.asarray(W if self.init is None else self.init),
         }
 

@@ -4,56 +4,99 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dpfedc.clustering.centers import Centers
-from dpfedc.clustering.run_plan import NO_NOISE, Choices, Federation, RunPlan
-from dpfedc.clustering.stage import Stage
+from dpfedc.clustering.dp_fedc_planner import DP_FEDC, DPFedCMethod
+from dpfedc.clustering.method import Float, Settings
+from dpfedc.clustering.run_plan import NO_NOISE, Federation, RunPlan
 from dpfedc.errors import InvalidInput
+from dpfedc.privacy.privacy_plan import PrivacyPlan
+from dpfedc.privacy.schedule import most_rounds_of_a_site
+from dpfedc.privacy.statement import number as in_words
 from dpfedc.research.published.algorithm import NoiseRule, Published
+from dpfedc.research.published.published_account import published_epsilon
 from dpfedc.research.theory.theorems import noise_variance, per_round_epsilon, sensitivity
-from dpfedc.settings import Penalty, PrivacyTarget
+from dpfedc.settings import Penalty, PrivacyTarget, number
 
 AS_PUBLISHED = "as published; not a proof"
 PUBLISHED_FINAL_STEPS = 200
 PUBLISHED_ROUNDS = 100
 
 
-def published_plan(
-    choices: Choices,
-    federation: Federation,
-    *,
-    mean_energy: float,
-    target: PrivacyTarget | None,
-) -> RunPlan:
-    """Return the stage of Algorithm 1 with the paper's penalties, and its noise if epsilon is set.
+class PublishedMethod(DPFedCMethod):
+    """Algorithm 1 with the paper's penalties, and its noise if epsilon is set.
 
     `mean_energy` is |X|_F^2 / N. The paper sets its penalties from this exact statistic of the
     data: one of the reasons why its guarantee is no proof.
     """
-    sites_per_round = choices.sites_per_round or federation.n_sites
-    auto = choices.orthogonality == "auto"
-    rho = 1e-7 * mean_energy if auto else float(choices.orthogonality)
-    penalty = Penalty(orthogonality=rho, membership_ridge=1e-10 * mean_energy)
-    method = _method(choices, penalty)
-    per_round = Stage(method, sites_per_round)
-    if target is None:
-        display = Centers(choices.n_clusters, penalty=penalty, final_steps=PUBLISHED_FINAL_STEPS)
-        return RunPlan((per_round, Stage(display)), penalty, False, (AS_PUBLISHED, NO_NOISE))
-    if choices.gradient_bound is None:
-        raise InvalidInput(
-            "variant='published' with epsilon set needs gradient_bound > 0, got None: "
-            "the noise of Theorem 2 is proportional to it"
+
+    name = "published"
+    settings = {**DP_FEDC.settings, "mean_energy": number(0.0, least=0)}  # noqa: RUF012
+    proved = False
+    model_steps = PUBLISHED_FINAL_STEPS
+
+    def plan(
+        self,
+        given: Settings,
+        facts: Federation,
+        target: PrivacyTarget | None,
+        *,
+        privacy: PrivacyPlan | None = None,
+    ) -> RunPlan:
+        """Return the stage of Algorithm 1; nothing is proved of it, so it has no privacy plan."""
+        choices = self.checked(given, facts)
+        sites_per_round = choices.sites_per_round or facts.n_sites
+        energy, auto = choices.mean_energy, choices.orthogonality == "auto"
+        rho = 1e-7 * energy if auto else float(choices.orthogonality)
+        penalty = Penalty(orthogonality=rho, membership_ridge=1e-10 * energy)
+        rounds = _rounds(choices, penalty, sites_per_round)
+        if target is None:
+            steps = PUBLISHED_FINAL_STEPS
+            display = Centers(choices.n_clusters, penalty=penalty, final_steps=steps)
+            return RunPlan((rounds, display), penalty, stamps=(AS_PUBLISHED, NO_NOISE))
+        if choices.gradient_bound is None:
+            raise InvalidInput(
+                "variant='published' with epsilon set needs gradient_bound > 0, got None: "
+                "the noise of Theorem 2 is proportional to it"
+            )
+        rule, violated = published_noise(rounds, facts, sites_per_round, target)
+        noisy = replace(rounds, noise_rule=rule)
+        return RunPlan((noisy,), penalty, stamps=(AS_PUBLISHED, *violated))
+
+    def notes(
+        self, given: Settings, facts: Federation, target: PrivacyTarget | None
+    ) -> tuple[str, ...]:
+        """Return the paper's claim beside what the accountant gives for the very same noise."""
+        if target is None:
+            return ()
+        z, _ = published_noise_multipliers(given, facts, target)
+        per_round = given.get("sites_per_round") or facts.n_sites
+        most = most_rounds_of_a_site(facts.n_sites, per_round, len(z))
+        epsilon = published_epsilon(z, rounds_per_site=most, delta=target.delta, clipped=True)
+        return (
+            f"Not protected: this run adds the noise that the paper states for a total privacy "
+            f"loss of epsilon {target.epsilon:g}, delta {target.delta:g} for each record. The "
+            "paper's argument is not a proof, so this run promises no privacy.",
+            f"The same noise: by the accountant it would give epsilon {in_words(epsilon)} at delta "
+            f"{target.delta:g}, if the step sizes were public; here they are computed from private "
+            "memberships, which nothing covers.",
+            "Not protected: labels, cluster sizes and scores, which are exact.",
         )
-    rule, violated = published_noise(method, federation, sites_per_round, target)
-    noisy = Stage(replace(method, noise_rule=rule), sites_per_round)
-    return RunPlan((noisy,), penalty, False, (AS_PUBLISHED, *violated))
+
+    def declared(self, given: Settings, n_features: int) -> dict[str, Float]:
+        """Return nothing: the paper clips gradients, not records."""
+        return {}
 
 
-def _method(choices: Choices, penalty: Penalty) -> Published:
+PUBLISHED = PublishedMethod()
+
+
+def _rounds(choices: SimpleNamespace, penalty: Penalty, per_round: int | None = None) -> Published:
     return Published(
         choices.n_clusters,
         PUBLISHED_ROUNDS if choices.n_rounds == "auto" else int(choices.n_rounds),
@@ -63,6 +106,7 @@ def _method(choices: Choices, penalty: Penalty) -> Published:
         batch_size=choices.batch_size,
         gradient_bound=choices.gradient_bound or math.inf,
         init=choices.init,
+        sites_per_round=per_round,
     )
 
 
@@ -117,7 +161,7 @@ def published_noise(
 
 
 def published_noise_multipliers(
-    choices: Choices, federation: Federation, target: PrivacyTarget
+    given: Settings, federation: Federation, target: PrivacyTarget
 ) -> tuple[npt.NDArray[np.float64], tuple[str, ...]]:
     """Return z of every round (row) and site (column), and the conditions that the noise violates.
 
@@ -125,7 +169,8 @@ def published_noise_multipliers(
     to G / eta, so z depends on neither: with q = Q2 b / n_i and the per-round epsilon of Theorem 3,
     z = 2 q sqrt(2 ln(1.25 q / delta)) / epsilon.
     """
-    method = _method(replace(choices, gradient_bound=1.0), Penalty())
+    choices = PUBLISHED.checked({**given, "gradient_bound": 1.0, "init": None}, federation)
+    method = _rounds(choices, Penalty())
     sizes = federation.records_per_site
     per_round = choices.sites_per_round or federation.n_sites
     rule, violated = published_noise(method, federation, per_round, target)

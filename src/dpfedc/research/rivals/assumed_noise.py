@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dpfedc.clustering.registry import plain
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.accountant import gaussian_mu
-from dpfedc.settings import require_epsilon, require_number
+from dpfedc.settings import plain, require_epsilon, require_number
 
 ASSUMED_SENSITIVITY = "noise by an assumed sensitivity: not a proof"
 

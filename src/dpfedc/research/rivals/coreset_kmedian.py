@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
-from dpfedc.clustering.run_plan import NO_NOISE, RunPlan
-from dpfedc.clustering.stage import Stage, State
-from dpfedc.engine.simulated import Sites
-from dpfedc.estimators.base import FederatedClusterer, OnRound
-from dpfedc.estimators.record_checks import check_records
+from dpfedc.clustering.run_plan import Federation
+from dpfedc.clustering.stage import Stage
+from dpfedc.estimators.base import OnRound
 from dpfedc.research.rivals.assumed_noise import (
-    ASSUMED_SENSITIVITY,
     assumed_multiplier,
     checked_bound,
 )
 from dpfedc.research.rivals.coreset_kmedian_stages import Coreset
-from dpfedc.settings import require_bool, require_delta, require_integer
+from dpfedc.research.rivals.rival import COMMON, RivalClusterer, RivalMethod
+from dpfedc.settings import (
+    whole,
+)
 
 
-class CoresetKMedian(FederatedClusterer):
+class CoresetMethod(RivalMethod):
+    """Two rounds: medians of every site, then a weighted sample of its records."""
+
+    name = "coreset-k-median"
+    settings = {  # noqa: RUF012
+        **COMMON,
+        "coreset_size": whole(1000, 1),
+        "local_steps": whole(10, 0),
+    }
+
+    def stages(self, choices: SimpleNamespace, facts: Federation) -> Iterable[Stage]:
+        """Return the two rounds."""
+        checked_bound(choices.norm_bound, choices.epsilon)
+        n_uploads, each = Coreset.n_rounds, choices.epsilon_per_round
+        z = assumed_multiplier(n_uploads, choices.epsilon, choices.delta, each=each)
+        stage = Coreset(choices.n_clusters, choices.coreset_size, choices.local_steps, z)
+        return (stage,)
+
+
+class CoresetKMedian(RivalClusterer):
     """Distributed k-median: sites upload a weighted sample of their records, the server clusters.
 
     Two rounds, all sites in both. Centres minimise the sum of distances, not of squared ones.
@@ -64,6 +83,7 @@ class CoresetKMedian(FederatedClusterer):
     """
 
     method_name = "coreset-k-median"
+    rival = CoresetMethod()
 
     def __init__(
         self,
@@ -79,33 +99,4 @@ class CoresetKMedian(FederatedClusterer):
         diagnostics: bool = False,
         on_round: OnRound | None = None,
     ) -> None:
-        self.n_clusters = n_clusters
-        self.epsilon = epsilon
-        self.delta = delta
-        self.epsilon_per_round = epsilon_per_round
-        self.coreset_size = coreset_size
-        self.local_steps = local_steps
-        self.norm_bound = norm_bound
-        self.random_state = random_state
-        self.diagnostics = diagnostics
-        self.on_round = on_round
-
-    def _plan(self, sites: Sites) -> RunPlan:
-        k = require_integer("n_clusters", self.n_clusters, least=1)
-        size = require_integer("coreset_size", self.coreset_size, least=1)
-        steps = require_integer("local_steps", self.local_steps, least=0)
-        require_bool("diagnostics", self.diagnostics)
-        require_bool("epsilon_per_round", self.epsilon_per_round)
-        require_delta(self.delta)
-        checked_bound(self.norm_bound, self.epsilon)
-        check_records(sites.X, k, nonnegative=False)
-        z = assumed_multiplier(
-            Coreset.n_rounds, self.epsilon, self.delta, each=self.epsilon_per_round
-        )
-        stamp = NO_NOISE if self.epsilon is None else ASSUMED_SENSITIVITY
-        return RunPlan((Stage(Coreset(k, size, steps, z)),), stamps=(stamp,))
-
-    def _declared(self, sites: Sites) -> State:
-        if self.norm_bound is None:
-            return {}
-        return {"bound": sites.public.asarray(np.asarray(self.norm_bound))}
+        self._keep(locals())

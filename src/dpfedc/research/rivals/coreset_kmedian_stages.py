@@ -32,12 +32,12 @@ from dataclasses import dataclass
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from dpfedc.clustering.stage import Method, Public, SiteBatch, State
+from dpfedc.clustering.stage import Public, SiteBatch, Stage, State
 from dpfedc.kernels import Array
-from dpfedc.kernels.host import on_host
-from dpfedc.kernels.segments import site_of_row, slot_of_row
-from dpfedc.privacy.gate import Released, SiteUploads
-from dpfedc.privacy.sampling import RoundSample
+from dpfedc.kernels.devices import on_host
+from dpfedc.privacy.gate import Released
+from dpfedc.privacy.open_gate import SiteUploads
+from dpfedc.privacy.sampling import RoundSample, site_of_row, slot_of_row
 from dpfedc.randomness import Randomness
 from dpfedc.research.kernels.kmedian import (
     Float,
@@ -72,7 +72,7 @@ def weighted_kmedian(points: Float, weights: Float, coins: Float) -> Float:
 
 
 @dataclass(frozen=True)
-class Coreset(Method):
+class Coreset(Stage):
     """The two rounds; the state's `centres` become the medians of the coreset.
 
     `coreset_size` is t. `local_steps` are the alternating steps of a site on its own records.
@@ -82,9 +82,12 @@ class Coreset(Method):
     coreset_size: int
     local_steps: int = 10
     noise_multiplier: float = 0.0
-    name: str = "coreset"
-    n_rounds: int = 2
-    listens: bool = True  # only so that sites keep what they remember; all take part
+    name = "coreset"
+    purpose = "medians of every site, then a weighted sample"
+    proved = False
+    sums_records = False
+    n_rounds = 2
+    listens = True  # only so that sites keep what they remember; all take part
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         """Return the state with the server's coins and the units in which sites send their cost."""
@@ -121,9 +124,9 @@ class Coreset(Method):
 
     def diagnose(self, batch: SiteBatch, state: State) -> Mapping[str, float]:
         """Return the mean distance of all records to the nearest centre, once there are any."""
-        if "centres" not in state:
+        if "centers" not in state:
             return {}
-        squares, _ = nearest_candidates(batch.X, state["centres"])
+        squares, _ = nearest_candidates(batch.X, state["centers"])
         xp = array_namespace(squares)
         return {"objective": float(xp.mean(xp.sqrt(squares)))}
 
@@ -206,7 +209,7 @@ class Coreset(Method):
             **state,
             "coreset": coreset,
             "coreset_weights": weights,
-            "centres": xp.asarray(centers, dtype=value.dtype, device=on),
+            "centers": xp.asarray(centers, dtype=value.dtype, device=on),
         }
 
     def _noise_std(self, state: State, sensitivity: Float) -> Float | None:

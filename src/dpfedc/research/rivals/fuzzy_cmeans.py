@@ -2,29 +2,96 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from dpfedc.clustering.registry import checked_start
-from dpfedc.clustering.run_plan import NO_NOISE, RunPlan
-from dpfedc.clustering.stage import Stage, State
-from dpfedc.engine.simulated import Sites
-from dpfedc.estimators.base import FederatedClusterer, OnRound
-from dpfedc.estimators.record_checks import check_records
+from dpfedc.clustering.method import Float, Settings, checked_start
+from dpfedc.clustering.run_plan import Federation
+from dpfedc.clustering.stage import Stage
+from dpfedc.estimators.base import OnRound
 from dpfedc.privacy.schedule import most_rounds_of_a_site
 from dpfedc.research.rivals.assumed_noise import (
-    ASSUMED_SENSITIVITY,
     assumed_multiplier,
     checked_bound,
 )
 from dpfedc.research.rivals.fuzzy_cmeans_stages import FuzzyCMeansRounds
 from dpfedc.research.rivals.k_fed_stages import assumed_center_sensitivity
-from dpfedc.settings import require_bool, require_delta, require_integer, require_number
+from dpfedc.research.rivals.rival import COMMON, RivalClusterer, RivalMethod
+from dpfedc.settings import (
+    anything,
+    flag,
+    number,
+    whole,
+)
 
 
-class FederatedFuzzyCMeans(FederatedClusterer):
+def _noise(choices: SimpleNamespace, facts: Federation, norm_bound: float) -> dict[str, Any]:
+    """Return the unit of uploaded sizes, and each site's noise_std.
+
+    Assumed: one record moves all k fuzzy centres together no farther than it would the centre of
+    its own cluster were memberships hard (`assumed_center_sensitivity`). Its memberships sum to
+    one, so it changes the sizes by at most 1, uploaded as one unit; the unit is an average site's
+    sensitivity, so that sizes cost as much as centres.
+    """
+    records, k = facts.records_per_site, choices.n_clusters
+    sensitivity = assumed_center_sensitivity(records, k, norm_bound)
+    unit = 1.0
+    if choices.weighted:
+        mean_site = np.atleast_1d(records.mean())
+        unit = float(assumed_center_sensitivity(mean_site, k, norm_bound)[0])
+        sensitivity = np.sqrt(sensitivity**2 + unit**2)
+    per_round = choices.sites_per_round or facts.n_sites
+    n_uploads = most_rounds_of_a_site(facts.n_sites, per_round, choices.n_rounds)
+    each = choices.epsilon_per_round
+    noise = sensitivity * assumed_multiplier(n_uploads, choices.epsilon, choices.delta, each=each)
+    return {"size_unit": unit, "noise_std": noise}
+
+
+class FuzzyMethod(RivalMethod):
+    """Rounds in which sites upload the centres of their own fuzzy clusters."""
+
+    name = "federated-fuzzy-c-means"
+    settings = {  # noqa: RUF012
+        **COMMON,
+        "n_rounds": whole(10, 1),
+        "sites_per_round": whole(None, 1, free=(None,), most="n_sites"),
+        "fuzzifier": number(2.0, above=1),
+        "local_steps": whole(10, 1),
+        "weighted": flag(False),
+        "n_init": whole(4, 1),
+        "init": anything(None),
+    }
+
+    def stages(self, choices: SimpleNamespace, facts: Federation) -> Iterable[Stage]:
+        """Return the rounds."""
+        bound = checked_bound(choices.norm_bound, choices.epsilon)
+        noise: dict[str, Any] = {}
+        if choices.epsilon is not None:
+            noise = _noise(choices, facts, bound)
+        stage = FuzzyCMeansRounds(
+            choices.n_clusters,
+            choices.n_rounds,
+            local_steps=choices.local_steps,
+            fuzzifier=choices.fuzzifier,
+            weighted=choices.weighted,
+            n_init=choices.n_init,
+            norm_bound=bound,
+            sites_per_round=choices.sites_per_round,
+            **noise,
+        )
+        return (stage,)
+
+    def declared(self, given: Settings, n_features: int) -> dict[str, Float]:
+        """Return the given start."""
+        if given.get("init") is None:
+            return {}
+        return {"centers": checked_start(given["init"], given["n_clusters"], n_features)}
+
+
+class FederatedFuzzyCMeans(RivalClusterer):
     """Federated fuzzy c-means (FZKM): local fuzzy c-means, k-means over the local centres.
 
     Nothing is proved about its privacy. For one site it is fuzzy c-means. Records go to the nearest
@@ -82,6 +149,7 @@ class FederatedFuzzyCMeans(FederatedClusterer):
     """
 
     method_name = "federated-fuzzy-c-means"
+    rival = FuzzyMethod()
 
     def __init__(
         self,
@@ -102,70 +170,4 @@ class FederatedFuzzyCMeans(FederatedClusterer):
         diagnostics: bool = False,
         on_round: OnRound | None = None,
     ) -> None:
-        self.n_clusters = n_clusters
-        self.epsilon = epsilon
-        self.delta = delta
-        self.epsilon_per_round = epsilon_per_round
-        self.n_rounds = n_rounds
-        self.sites_per_round = sites_per_round
-        self.fuzzifier = fuzzifier
-        self.local_steps = local_steps
-        self.weighted = weighted
-        self.n_init = n_init
-        self.init = init
-        self.norm_bound = norm_bound
-        self.random_state = random_state
-        self.diagnostics = diagnostics
-        self.on_round = on_round
-
-    def _plan(self, sites: Sites) -> RunPlan:
-        k = require_integer("n_clusters", self.n_clusters, least=1)
-        per_round = sites.n_sites
-        if self.sites_per_round is not None:
-            per_round = require_integer(
-                "sites_per_round", self.sites_per_round, least=1, most=sites.n_sites
-            )
-        settings: dict[str, Any] = {
-            "n_rounds": require_integer("n_rounds", self.n_rounds, least=1),
-            "local_steps": require_integer("local_steps", self.local_steps, least=1),
-            "fuzzifier": require_number("fuzzifier", self.fuzzifier, above=1),
-            "weighted": require_bool("weighted", self.weighted),
-            "n_init": require_integer("n_init", self.n_init, least=1),
-            "norm_bound": checked_bound(self.norm_bound, self.epsilon),
-        }
-        require_bool("diagnostics", self.diagnostics)
-        require_bool("epsilon_per_round", self.epsilon_per_round)
-        require_delta(self.delta)
-        check_records(sites.X, k, nonnegative=False)
-        if self.epsilon is not None:
-            settings.update(self._noise(np.diff(sites.offsets), per_round, settings["norm_bound"]))
-        stamp = NO_NOISE if self.epsilon is None else ASSUMED_SENSITIVITY
-        return RunPlan((Stage(FuzzyCMeansRounds(k, **settings), per_round),), stamps=(stamp,))
-
-    def _declared(self, sites: Sites) -> State:
-        if self.init is None:
-            return {}
-        start = checked_start(self.init, self.n_clusters, self.n_features_in_)
-        return {"centres": sites.public.asarray(start)}
-
-    def _noise(
-        self, records_per_site: npt.NDArray[np.int64], per_round: int, norm_bound: float
-    ) -> dict[str, Any]:
-        """Return the unit of uploaded sizes, and each site's noise_std.
-
-        Assumed: one record moves all k fuzzy centres together no farther than it would the centre
-        of its own cluster were memberships hard (`assumed_centre_sensitivity`). Its memberships
-        sum to one, so it changes the sizes by at most 1, uploaded as one unit; the unit is an
-        average site's sensitivity, so that sizes cost as much as centres.
-        """
-        sensitivity = assumed_center_sensitivity(records_per_site, self.n_clusters, norm_bound)
-        unit = 1.0
-        if self.weighted:
-            mean_site = np.atleast_1d(records_per_site.mean())
-            unit = float(assumed_center_sensitivity(mean_site, self.n_clusters, norm_bound)[0])
-            sensitivity = np.sqrt(sensitivity**2 + unit**2)
-        n_uploads = most_rounds_of_a_site(len(records_per_site), per_round, self.n_rounds)
-        noise = sensitivity * assumed_multiplier(
-            n_uploads, self.epsilon, self.delta, each=self.epsilon_per_round
-        )
-        return {"size_unit": unit, "noise_std": noise}
+        self._keep(locals())

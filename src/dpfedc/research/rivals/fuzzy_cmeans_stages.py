@@ -23,12 +23,13 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
-from dpfedc.clustering.stage import Method, Public, SiteBatch, State
+from dpfedc.clustering.stage import Public, SiteBatch, Stage, State
 from dpfedc.kernels import Array
 from dpfedc.kernels.cluster_sums import squared_distances
-from dpfedc.kernels.host import on_host
+from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.segments import segment_sum
-from dpfedc.privacy.gate import Released, SiteUploads
+from dpfedc.privacy.gate import Released
+from dpfedc.privacy.open_gate import SiteUploads
 from dpfedc.privacy.sampling import RoundSample
 from dpfedc.randomness import Randomness
 from dpfedc.research.kernels.fuzzy_memberships import fuzzy_centers, fuzzy_losses
@@ -48,7 +49,7 @@ def clustered_centers(points: Float, weights: Float | None, model: KMeans) -> Fl
 
 
 @dataclass(frozen=True)
-class FuzzyCMeansRounds(Method):
+class FuzzyCMeansRounds(Stage):
     """The rounds of federated fuzzy c-means; the state's `centres` are the global ones.
 
     With `weighted` set sites also upload their clusters' sizes, in units of `size_unit`, by which
@@ -65,7 +66,11 @@ class FuzzyCMeansRounds(Method):
     norm_bound: float = math.inf
     size_unit: float = 1.0
     noise_std: Float | None = None
-    name: str = "fuzzy-c-means"
+    sites_per_round: int | None = None
+    name = "fuzzy-c-means"
+    purpose = "centres of every site's own fuzzy clusters"
+    proved = False
+    sums_records = False
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         """Return the state with the seed of the server's k-means."""
@@ -104,18 +109,18 @@ class FuzzyCMeansRounds(Method):
             weights = sizes if sizes.any() else None
         centers = clustered_centers(points, weights, self._server_model(state, t))
         xp, like = array_namespace(released.value), released.value
-        return {**state, "centres": xp.asarray(centers, dtype=like.dtype, device=device(like))}
+        return {**state, "centers": xp.asarray(centers, dtype=like.dtype, device=device(like))}
 
     def _server_model(self, state: State, t: int) -> KMeans:
         """Return k-means from several seedings in round 1, and from the last centres after it."""
         if t > 1:
-            return KMeans(self.n_clusters, init=on_host(state["centres"]), n_init=1)
+            return KMeans(self.n_clusters, init=on_host(state["centers"]), n_init=1)
         seed = int(state["seed"])
         return KMeans(self.n_clusters, n_init=self.n_init, random_state=seed)
 
     def diagnose(self, batch: SiteBatch, state: State) -> Mapping[str, float]:
         """Return the fuzzy objective of the global centres, as the mean over sites."""
-        xp, X, centers = array_namespace(batch.X), batch.X, state["centres"]
+        xp, X, centers = array_namespace(batch.X), batch.X, state["centers"]
         distances = squared_distances(X @ centers.T, xp.sum(X**2, axis=1), centers)
         losses = fuzzy_losses(distances, self.fuzzifier)
         return {"objective": float(xp.mean(segment_sum(losses, batch.offsets)))}
@@ -124,8 +129,8 @@ class FuzzyCMeansRounds(Method):
         self, X: Array, batch: SiteBatch, state: State, t: int, randomness: Randomness
     ) -> Array:
         n_sites = len(batch.sites)
-        if "centres" in state:
-            centers = state["centres"]
+        if "centers" in state:
+            centers = state["centers"]
             return array_namespace(X).broadcast_to(centers, (n_sites, *centers.shape))
         draws = seeding_draws(batch.sites, 1, self.n_clusters, t, randomness)
         return seeded_centers(X, batch.offsets, draws[0], batch.present)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dpfedc.clustering.run_plan import NO_NOISE, RunPlan
+from dpfedc.clustering.run_plan import Federation
 from dpfedc.clustering.stage import Stage
-from dpfedc.engine.simulated import Sites
 from dpfedc.errors import InvalidInput
-from dpfedc.estimators.base import FederatedClusterer, OnRound
-from dpfedc.estimators.record_checks import check_records
+from dpfedc.estimators.base import OnRound
 from dpfedc.research.rivals.assumed_noise import (
-    ASSUMED_SENSITIVITY,
     assumed_multiplier,
     checked_bound,
 )
 from dpfedc.research.rivals.k_fed_stages import KFedRound, assumed_center_sensitivity
-from dpfedc.settings import require_bool, require_delta, require_integer
+from dpfedc.research.rivals.rival import COMMON, RivalClusterer, RivalMethod
+from dpfedc.settings import (
+    require_integer,
+    whole,
+)
 
 
 def fewest_local_clusters(records_per_site: npt.NDArray[np.int64], n_clusters: int) -> int:
@@ -34,7 +37,49 @@ def fewest_local_clusters(records_per_site: npt.NDArray[np.int64], n_clusters: i
     return fewest
 
 
-class KFed(FederatedClusterer):
+def _clusters_per_site(
+    given: int | None, records_per_site: npt.NDArray[np.int64], n_clusters: int
+) -> int:
+    if given is None:
+        return fewest_local_clusters(records_per_site, n_clusters)
+    local = require_integer("clusters_per_site", given, least=1, most=n_clusters)
+    total = int(np.minimum(records_per_site, local).sum())
+    if total < n_clusters:
+        raise InvalidInput(
+            f"clusters_per_site must make all sites together upload at least "
+            f"n_clusters={n_clusters} centres, got {total} from "
+            f"clusters_per_site={local} at {len(records_per_site)} sites"
+        )
+    return local
+
+
+class KFedMethod(RivalMethod):
+    """One round: sites upload the centres of their own clusters."""
+
+    name = "k-fed"
+    settings = {  # noqa: RUF012
+        **{name: setting for name, setting in COMMON.items() if name != "epsilon_per_round"},
+        "clusters_per_site": whole(None, 1, free=(None,)),
+        "local_steps": whole(100, 1),
+        "n_init": whole(4, 1),
+    }
+
+    def stages(self, choices: SimpleNamespace, facts: Federation) -> Iterable[Stage]:
+        """Return the one round."""
+        records = facts.records_per_site
+        bound = checked_bound(choices.norm_bound, choices.epsilon)
+        local = _clusters_per_site(choices.clusters_per_site, records, choices.n_clusters)
+        noise = None
+        if choices.epsilon is not None:
+            sensitivity = assumed_center_sensitivity(records, local, bound)
+            noise = sensitivity * assumed_multiplier(1, choices.epsilon, choices.delta, each=True)
+        stage = KFedRound(
+            choices.n_clusters, local, choices.local_steps, choices.n_init, bound, noise
+        )
+        return (stage,)
+
+
+class KFed(RivalClusterer):
     """One-shot federated clustering (k-FED).
 
     Each site clusters its own records and uploads the centres once; the server groups these. It is
@@ -82,6 +127,7 @@ class KFed(FederatedClusterer):
     """
 
     method_name = "k-fed"
+    rival = KFedMethod()
 
     def __init__(
         self,
@@ -97,45 +143,4 @@ class KFed(FederatedClusterer):
         diagnostics: bool = False,
         on_round: OnRound | None = None,
     ) -> None:
-        self.n_clusters = n_clusters
-        self.epsilon = epsilon
-        self.delta = delta
-        self.clusters_per_site = clusters_per_site
-        self.local_steps = local_steps
-        self.n_init = n_init
-        self.norm_bound = norm_bound
-        self.random_state = random_state
-        self.diagnostics = diagnostics
-        self.on_round = on_round
-
-    def _plan(self, sites: Sites) -> RunPlan:
-        k = require_integer("n_clusters", self.n_clusters, least=1)
-        steps = require_integer("local_steps", self.local_steps, least=1)
-        n_init = require_integer("n_init", self.n_init, least=1)
-        bound = checked_bound(self.norm_bound, self.epsilon)
-        require_bool("diagnostics", self.diagnostics)
-        require_delta(self.delta)
-        check_records(sites.X, k, nonnegative=False)
-        records = np.diff(sites.offsets)
-        local = self._clusters_per_site(records)
-        noise = None
-        if self.epsilon is not None:
-            sensitivity = assumed_center_sensitivity(records, local, bound)
-            noise = sensitivity * assumed_multiplier(1, self.epsilon, self.delta, each=True)
-        method = KFedRound(k, local, steps, n_init, bound, noise)
-        stamp = NO_NOISE if noise is None else ASSUMED_SENSITIVITY
-        return RunPlan((Stage(method),), stamps=(stamp,))
-
-    def _clusters_per_site(self, records_per_site: npt.NDArray[np.int64]) -> int:
-        if self.clusters_per_site is None:
-            return fewest_local_clusters(records_per_site, self.n_clusters)
-        name, most = "clusters_per_site", self.n_clusters
-        local = require_integer(name, self.clusters_per_site, least=1, most=most)
-        total = int(np.minimum(records_per_site, local).sum())
-        if total < self.n_clusters:
-            raise InvalidInput(
-                f"clusters_per_site must make all sites together upload at least "
-                f"n_clusters={self.n_clusters} centres, got {total} from "
-                f"clusters_per_site={local} at {len(records_per_site)} sites"
-            )
-        return local
+        self._keep(locals())

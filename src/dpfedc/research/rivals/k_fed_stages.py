@@ -21,13 +21,14 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
-from dpfedc.clustering.stage import Method, Public, SiteBatch, State
+from dpfedc.clustering.stage import Public, SiteBatch, Stage, State
 from dpfedc.kernels import Array
 from dpfedc.kernels.clipping import clip_weights
 from dpfedc.kernels.cluster_sums import squared_distances
-from dpfedc.kernels.host import on_host
+from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.segments import segment_sum
-from dpfedc.privacy.gate import Released, SiteUploads
+from dpfedc.privacy.gate import Released
+from dpfedc.privacy.open_gate import SiteUploads
 from dpfedc.privacy.sampling import RoundSample
 from dpfedc.randomness import Randomness
 from dpfedc.research.kernels.local_clustering import Draws, kmeans_centers, n_seeding_trials
@@ -96,7 +97,7 @@ def averaged_groups(points: Float, centers: Float) -> Float:
 
 
 @dataclass(frozen=True)
-class KFedRound(Method):
+class KFedRound(Stage):
     """The one round of k-FED; the state's `centres` become the averages of the server's groups.
 
     A site with fewer records than `clusters_per_site` has one cluster per record; what it uploads
@@ -110,8 +111,11 @@ class KFedRound(Method):
     n_init: int = 4
     norm_bound: float = math.inf
     noise_std: Float | None = None
-    name: str = "k-fed"
-    n_rounds: int = 1
+    name = "k-fed"
+    purpose = "centres of every site's own clusters"
+    proved = False
+    sums_records = False
+    n_rounds = 1
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         """Return the state with the number of records at each site."""
@@ -141,8 +145,8 @@ class KFedRound(Method):
         chosen = farthest_first(points, uploads[largest][valid[largest]], self.n_clusters)
         centers = averaged_groups(points, chosen)
         xp, like = array_namespace(released.value), released.value
-        return {**state, "centres": xp.asarray(centers, dtype=like.dtype, device=device(like))}
+        return {**state, "centers": xp.asarray(centers, dtype=like.dtype, device=device(like))}
 
     def diagnose(self, batch: SiteBatch, state: State) -> Mapping[str, float]:
         """Return the k-means cost of the global centres."""
-        return {"objective": mean_cost(batch, state["centres"])}
+        return {"objective": mean_cost(batch, state["centers"])}

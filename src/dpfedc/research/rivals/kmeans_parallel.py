@@ -3,26 +3,60 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
-from dpfedc.clustering.run_plan import NO_NOISE, RunPlan
-from dpfedc.clustering.stage import Stage, State
-from dpfedc.engine.simulated import Sites
-from dpfedc.estimators.base import FederatedClusterer, OnRound
-from dpfedc.estimators.record_checks import check_records
+from dpfedc.clustering.run_plan import Federation
+from dpfedc.clustering.stage import Stage
+from dpfedc.estimators.base import OnRound
 from dpfedc.privacy.schedule import most_rounds_of_a_site
 from dpfedc.research.rivals.assumed_noise import (
-    ASSUMED_SENSITIVITY,
     assumed_multiplier,
     checked_bound,
 )
 from dpfedc.research.rivals.kmeans_parallel_stages import Candidates, Reclustering, StatedNoiseLloyd
-from dpfedc.settings import require_bool, require_delta, require_integer, require_number
+from dpfedc.research.rivals.rival import COMMON, RivalClusterer, RivalMethod
+from dpfedc.settings import (
+    number,
+    whole,
+)
 
 
-class KMeansParallel(FederatedClusterer):
+class ParallelMethod(RivalMethod):
+    """Rounds of candidates, a server-side clustering of them, and Lloyd rounds."""
+
+    name = "k-means-parallel"
+    settings = {  # noqa: RUF012
+        **COMMON,
+        "n_rounds": whole(20, 0),
+        "sites_per_round": whole(None, 1, free=(None,), most="n_sites"),
+        "seeding_rounds": whole(5, 1),
+        "oversampling": number(2.0, above=0),
+    }
+
+    def stages(self, choices: SimpleNamespace, facts: Federation) -> Iterable[Stage]:
+        """Return the stages."""
+        checked_bound(choices.norm_bound, choices.epsilon)
+        k, n_rounds = choices.n_clusters, choices.n_rounds
+        per_round = choices.sites_per_round or facts.n_sites
+        # A site uploads the first candidate, then costs and candidates in turn, counts, and sums.
+        n_seeding = 1 + 2 * choices.seeding_rounds
+        n_uploads = n_seeding + 1 + most_rounds_of_a_site(facts.n_sites, per_round, n_rounds)
+        each = choices.epsilon_per_round
+        z = assumed_multiplier(n_uploads, choices.epsilon, choices.delta, each=each)
+        stages: list[Stage] = [
+            Candidates(k * choices.oversampling, n_seeding, z),
+            Reclustering(k, z),
+        ]
+        if n_rounds:
+            # As for DP-Lloyd: a count that noise alone may give does not move a centre.
+            least = 1 + 2 * math.sqrt(2 * per_round) * z
+            stages.append(StatedNoiseLloyd(k, n_rounds, least, per_round, noise_multiplier=z))
+        return stages
+
+
+class KMeansParallel(RivalClusterer):
     """Distributed k-means++ (k-means||): few rounds of oversampled seeding, then Lloyd rounds.
 
     Sites upload some of their records as candidates, and the server clusters these; Lloyd's
@@ -71,6 +105,7 @@ class KMeansParallel(FederatedClusterer):
     """
 
     method_name = "k-means-parallel"
+    rival = ParallelMethod()
 
     def __init__(
         self,
@@ -88,48 +123,4 @@ class KMeansParallel(FederatedClusterer):
         diagnostics: bool = False,
         on_round: OnRound | None = None,
     ) -> None:
-        self.n_clusters = n_clusters
-        self.epsilon = epsilon
-        self.delta = delta
-        self.epsilon_per_round = epsilon_per_round
-        self.n_rounds = n_rounds
-        self.sites_per_round = sites_per_round
-        self.seeding_rounds = seeding_rounds
-        self.oversampling = oversampling
-        self.norm_bound = norm_bound
-        self.random_state = random_state
-        self.diagnostics = diagnostics
-        self.on_round = on_round
-
-    def _plan(self, sites: Sites) -> RunPlan:
-        k = require_integer("n_clusters", self.n_clusters, least=1)
-        n_rounds = require_integer("n_rounds", self.n_rounds, least=0)
-        n_seeding = require_integer("seeding_rounds", self.seeding_rounds, least=1)
-        expected = k * require_number("oversampling", self.oversampling, above=0)
-        require_bool("diagnostics", self.diagnostics)
-        require_bool("epsilon_per_round", self.epsilon_per_round)
-        require_delta(self.delta)
-        per_round = sites.n_sites
-        if self.sites_per_round is not None:
-            per_round = require_integer(
-                "sites_per_round", self.sites_per_round, least=1, most=sites.n_sites
-            )
-        checked_bound(self.norm_bound, self.epsilon)
-        check_records(sites.X, k, nonnegative=False)
-        # A site uploads the first candidate, then costs and candidates in turn, counts, and sums.
-        n_seeding = 1 + 2 * n_seeding
-        n_uploads = n_seeding + 1 + most_rounds_of_a_site(sites.n_sites, per_round, n_rounds)
-        z = assumed_multiplier(n_uploads, self.epsilon, self.delta, each=self.epsilon_per_round)
-        stages = [Stage(Candidates(expected, n_seeding, z)), Stage(Reclustering(k, z))]
-        if n_rounds:
-            # As for DP-Lloyd: a count that noise alone may give does not move a centre.
-            least = 1 + 2 * math.sqrt(2 * per_round) * z
-            lloyd = StatedNoiseLloyd(k, n_rounds, least, noise_multiplier=z)
-            stages.append(Stage(lloyd, per_round))
-        stamp = NO_NOISE if self.epsilon is None else ASSUMED_SENSITIVITY
-        return RunPlan(tuple(stages), stamps=(stamp,))
-
-    def _declared(self, sites: Sites) -> State:
-        if self.norm_bound is None:
-            return {}
-        return {"bound": sites.public.asarray(np.asarray(self.norm_bound))}
+        self._keep(locals())

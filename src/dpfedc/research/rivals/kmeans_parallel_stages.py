@@ -28,14 +28,15 @@ from array_api_compat import array_namespace, device
 from threadpoolctl import threadpool_limits
 
 from dpfedc.clustering.lloyd import LloydSums
-from dpfedc.clustering.stage import Method, Public, SiteBatch, State
+from dpfedc.clustering.stage import Public, SiteBatch, Stage, State
 from dpfedc.kernels import Array
-from dpfedc.kernels.clipping import clip_weights
 from dpfedc.kernels.cluster_sums import one_hot
-from dpfedc.kernels.host import on_host
-from dpfedc.kernels.segments import site_of_row, slot_of_row
-from dpfedc.privacy.gate import Contribution, RecordSum, Released, SiteUploads, SiteValues
-from dpfedc.privacy.sampling import RoundSample
+from dpfedc.kernels.devices import on_host
+from dpfedc.kernels.row_views import Columns
+from dpfedc.privacy.gate import Released
+from dpfedc.privacy.open_gate import SiteUploads
+from dpfedc.privacy.sampling import RoundSample, site_of_row, slot_of_row
+from dpfedc.privacy.sums import Contribution, OuterSum, SiteValues
 from dpfedc.randomness import Randomness
 from dpfedc.research.kernels.seeding import (
     draw_probabilities,
@@ -51,14 +52,14 @@ MASK_SIZE = 100.0
 """The mask of filled slots is sent so many standard deviations high: it is public, not hidden."""
 
 
-def with_stated_noise(total: RecordSum, batch: SiteBatch, z: float) -> Contribution:
-    """Return the clipped sum with noise of z times its bound at every site; z = 0: as it is."""
+def with_stated_noise(total: OuterSum, batch: SiteBatch, z: float, bound: float) -> Contribution:
+    """Return the clipped sum with noise of z times the bound at every site; z = 0: as it is."""
     if not z:
         return total
     xp = array_namespace(total.norms)
-    value = total.total(clip_weights(total.norms, total.bound, batch.present))
-    noise_std = np.full(len(batch.sites), z * total.bound)
-    return SiteValues(xp.expand_dims(value, axis=0), total.bound, noise_std)
+    value = total.clipped(bound, batch.present)
+    noise_std = np.full(len(batch.sites), z * bound)
+    return SiteValues(xp.expand_dims(value, axis=0), noise_std)
 
 
 def kept_records(batch: SiteBatch, state: State) -> dict[str, Array]:
@@ -88,7 +89,7 @@ def reclustered(
 
 
 @dataclass(frozen=True)
-class Candidates(Method):
+class Candidates(Stage):
     """The rounds that draw candidates: `n_rounds` is 1 + 2 x the reference's rounds.
 
     Round 1 uploads the first candidate. Then even rounds release the sum of d^2, odd rounds upload
@@ -99,8 +100,11 @@ class Candidates(Method):
     expected_draws: float
     n_rounds: int = 11
     noise_multiplier: float = 0.0
-    name: str = "candidates"
-    listens: bool = True  # only so that sites keep what they remember; all take part
+    name = "candidates"
+    purpose = "records drawn as candidates, and what they cost"
+    proved = False
+    sums_records = False
+    listens = True  # only so that sites keep what they remember; all take part
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         """Return the state with no candidates, and the site and slot of the record to be first."""
@@ -147,6 +151,10 @@ class Candidates(Method):
         candidates = xp.concat([state["candidates"], fresh], axis=0)
         return {**state, "candidates": candidates, "fresh": fresh}
 
+    def sensitivity(self, state: State, t: int) -> float:
+        """Return the largest d^2 of records in the ball of the bound."""
+        return 4 * float(state["bound"]) ** 2 if "bound" in state else float("inf")
+
     @property
     def n_slots(self) -> int:
         """Return the public number of slots that every site sends in an odd round."""
@@ -160,14 +168,8 @@ class Candidates(Method):
                 squares = xp.minimum(squares, batch.memory["squares"])
             batch.memory["squares"] = squares
         squares = batch.memory["squares"]
-        bound = 4 * float(state["bound"]) ** 2 if "bound" in state else float("inf")
-        total = RecordSum(
-            squares,
-            bound,
-            lambda weights: xp.sum(weights * squares),
-            terms=lambda rows: squares[rows],
-        )
-        return with_stated_noise(total, batch, self.noise_multiplier)
+        total = OuterSum(xp.ones_like(squares)[:, None], Columns.of(squares), squares, shape=())
+        return with_stated_noise(total, batch, self.noise_multiplier, self.sensitivity(state, 2))
 
     def _uploads(self, X: Array, rows: npt.NDArray[np.int64], state: State) -> SiteUploads:
         xp, on = array_namespace(X), device(X)
@@ -189,13 +191,16 @@ class Candidates(Method):
 
 
 @dataclass(frozen=True)
-class Reclustering(Method):
+class Reclustering(Stage):
     """Count the records nearest to each candidate; `centres` become the clusters of candidates."""
 
     n_clusters: int
     noise_multiplier: float = 0.0
-    name: str = "weights"
-    n_rounds: int = 1
+    name = "weights"
+    purpose = "how many records are nearest to each candidate"
+    proved = False
+    sums_records = False
+    n_rounds = 1
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         """Return the state with the server's seed."""
@@ -214,18 +219,14 @@ class Reclustering(Method):
         xp, candidates = array_namespace(X), state["candidates"]
         n_candidates = int(candidates.shape[0])
         squares, labels = nearest_candidates(X, candidates)
-        nearest = on_host(labels).astype(np.int64)
-
-        def total(weights: Array) -> Array:
-            counts = np.bincount(nearest, weights=on_host(weights), minlength=n_candidates)
-            return xp.asarray(counts, dtype=X.dtype, device=device(X))
-
-        def terms(rows: slice) -> Array:
-            return one_hot(labels[rows], n_candidates, X)
-
         counted = xp.where(xp.isfinite(squares), xp.ones_like(squares), squares)
-        counts = RecordSum(counted, 1.0, total, terms=terms)
-        return with_stated_noise(counts, batch, self.noise_multiplier)
+        ones = Columns.of(xp.ones_like(squares))
+        counts = OuterSum(one_hot(labels, n_candidates, X), ones, counted, shape=(n_candidates,))
+        return with_stated_noise(counts, batch, self.noise_multiplier, 1.0)
+
+    def sensitivity(self, state: State, t: int) -> float:
+        """Return 1: a record counts once."""
+        return 1.0
 
     def combine(self, state: State, released: Released, t: int) -> State:
         """Return the state with the centres, and without a bound with their middle as origin."""
@@ -234,7 +235,7 @@ class Reclustering(Method):
         candidates, seed = on_host(state["candidates"]), int(state["server_seed"])
         centers = reclustered(candidates, on_host(value), self.n_clusters, seed)
         like = {"dtype": value.dtype, "device": device(value)}
-        found = {"weights": value, "centres": xp.asarray(centers, **like)}
+        found = {"weights": value, "centers": xp.asarray(centers, **like)}
         if "bound" not in state:
             # Lloyd rounds measure from the origin; far from the data they would lose precision.
             found["origin"] = xp.asarray(centers.mean(axis=0), **like)
@@ -247,9 +248,12 @@ class StatedNoiseLloyd(LloydSums):
 
     noise_multiplier: float = 0.0
 
-    def local(  # type: ignore[override]  # a noisy sum is no longer a RecordSum
+    proved = False
+
+    def local(  # type: ignore[override]  # a noisy sum is no longer an OuterSum
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
     ) -> Contribution:
         """Return the sums and counts, with noise."""
         total = super().local(batch, state, t, sample, randomness)
-        return with_stated_noise(total, batch, self.noise_multiplier)
+        bound = self.sensitivity(state, t)
+        return with_stated_noise(total, batch, self.noise_multiplier, bound)

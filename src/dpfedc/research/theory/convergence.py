@@ -19,7 +19,8 @@ from array_api_compat import array_namespace, device
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
 from dpfedc.kernels.objective import largest_eigenvalue, membership_curvature, record_losses
-from dpfedc.kernels.segments import segment_products, segment_sum, site_of_row
+from dpfedc.kernels.segments import segment_products, segment_sum
+from dpfedc.privacy.sampling import site_of_row
 from dpfedc.research.theory.theorems import (
     Outside,
     UnderConditions,

@@ -1,4 +1,11 @@
-"""Records as the method sees them: centred, rescaled, clipped to norm 1, with a constant feature.
+"""Rows that are used without being formed: one vector for every record.
+
+Rows know their weighted sums, by one matrix product, and can form a few of themselves at a time.
+The first is the fast way to a sum over records, the second the exact one; both are written here,
+once for each kind of rows, so that no stage writes a sum twice.
+
+`Standardized` rows are the records as stages see them: centred, rescaled, clipped to norm 1, with
+a constant feature.
 
     x~_j = ( (x_j - center) / max(scale, |x_j - center|),  constant )
 
@@ -14,16 +21,75 @@ the origin is it subtracted first, from as many rows at a time as fit into the c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
 from dpfedc.kernels import Array
-from dpfedc.kernels.host import on_host_once
+from dpfedc.kernels.devices import on_host_once
 from dpfedc.kernels.rows import Runs, by_columns, chosen_rows, chunks, weighted_rows
 
-CHUNK = 4096
-"""Rows handled at a time where a temporary copy is needed."""
+
+class Rows(Protocol):
+    """One row r_j for every record j."""
+
+    def weighted_sums(self, V: Array) -> Array:
+        """Return V'R (k x m) for weights V (n x k)."""
+        ...
+
+    def formed(self, rows: slice) -> Array:
+        """Return consecutive rows of R (b x m)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Rows put together from others, side by side; arrays (n x d) are taken as they are."""
+
+    parts: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, *parts: Rows | Array) -> Columns:
+        """Return the parts side by side; an array with one number per record is one column."""
+        return cls(tuple(_as_rows(part) for part in parts))
+
+    def weighted_sums(self, V: Array) -> Array:
+        """Return V'R."""
+        sums = [V.T @ p if _is_array(p) else p.weighted_sums(V) for p in self.parts]
+        return sums[0] if len(sums) == 1 else array_namespace(V).concat(sums, axis=1)
+
+    def formed(self, rows: slice) -> Array:
+        """Return consecutive rows of R."""
+        formed = [p[rows, :] if _is_array(p) else p.formed(rows) for p in self.parts]
+        return formed[0] if len(formed) == 1 else array_namespace(*formed).concat(formed, axis=1)
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """r_j = W'h_j - x_j, from memberships H (n x k), centres W (k x m) and the records' rows."""
+
+    H: Array
+    W: Array
+    records: Rows
+
+    def weighted_sums(self, V: Array) -> Array:
+        """Return V'R = (V'H) W - V'X."""
+        return (V.T @ self.H) @ self.W - self.records.weighted_sums(V)
+
+    def formed(self, rows: slice) -> Array:
+        """Return consecutive rows of H W - X."""
+        return self.H[rows, :] @ self.W - self.records.formed(rows)
+
+
+def _is_array(part: Any) -> bool:
+    return not hasattr(part, "weighted_sums")
+
+
+def _as_rows(part: Any) -> Any:
+    return part[:, None] if _is_array(part) and part.ndim == 1 else part
+
+
 MAX_LOST, NEAR = 2.0**-32, 4.0
 """The unit of rounding of a centre, and a centre, in units of the scale: see `is_far`."""
 
@@ -143,12 +209,8 @@ class Standardized:
         extra = xp.ones_like(formed[:, :1]) * self.constant
         return xp.concat([formed, extra], axis=1)
 
-    def second_moment(self, weights: Array) -> Array:
-        """Return the sum of w_j x~_j x~_j' (without basis and constant), a chunk at a time."""
-        xp, n = array_namespace(self.X), self.X.shape[0]
-        total = self.center[:, None] * self.center * 0
-        for start in range(0, n, CHUNK):
-            index = xp.arange(start, min(start + CHUNK, n), device=device(self.X))
-            rows = self.rows(index)
-            total += rows.T @ (rows * xp.take(weights, index)[:, None])
-        return total
+    def formed(self, rows: slice) -> Array:
+        """Return the standardised records of consecutive rows, formed in full."""
+        return self.rows(
+            array_namespace(self.X).arange(rows.start, rows.stop, device=device(self.X))
+        )

@@ -1,0 +1,163 @@
+"""What a method is: settings with one table of constraints, a plan, and a model of its last state.
+
+Estimators, the command line, the coordinator and deployed sites all plan through a `Method`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpfedc.clustering.run_plan import Federation, RunPlan
+from dpfedc.clustering.stage import State
+from dpfedc.errors import InvalidInput
+from dpfedc.kernels.devices import as_numpy
+from dpfedc.privacy.privacy_plan import PrivacyPlan
+from dpfedc.settings import PrivacyTarget, Setting, left_open, plain
+
+if TYPE_CHECKING:
+    from dpfedc.model_file import ClusterModel
+
+Settings = Mapping[str, Any]
+Float = npt.NDArray[np.float64]
+
+
+class Method(ABC):
+    """A clustering method that can be planned from public facts.
+
+    `settings` is the one table of what may be set, with defaults and limits. `proved` says that
+    every release it makes with a target is charged and proved.
+    """
+
+    name: str
+    settings: Mapping[str, Setting]
+    proved: bool = True
+
+    def checked(self, given: Settings, facts: Federation) -> SimpleNamespace:
+        """Return all settings, defaults filled in, or say what was expected of one of them.
+
+        Names that are not in the table are not this method's business, and are left out.
+        """
+        chosen = {
+            name: setting.checked(name, given.get(name, setting.default), facts)
+            for name, setting in self.settings.items()
+        }
+        return SimpleNamespace(**{name: plain(value) for name, value in chosen.items()})
+
+    def require_deployed(self, given: Settings) -> None:
+        """Say which settings separate sites do not know."""
+        known = {name for name, setting in self.settings.items() if setting.deployed}
+        if not set(given) <= known:
+            raise InvalidInput(
+                f"settings of {self.name} must be among {', '.join(sorted(known))}, "
+                f"got {', '.join(map(str, given))}"
+            )
+
+    @abstractmethod
+    def plan(
+        self,
+        given: Settings,
+        facts: Federation,
+        target: PrivacyTarget | None,
+        *,
+        privacy: PrivacyPlan | None = None,
+    ) -> RunPlan:
+        """Return the plan; without a target it adds no noise.
+
+        A privacy plan that was made before is taken as it is, which saves the time to make it.
+        """
+
+    def notes(
+        self, given: Settings, facts: Federation, target: PrivacyTarget | None
+    ) -> tuple[str, ...]:
+        """Return paragraphs on privacy that a report shows where nothing is proved."""
+        return ()
+
+    def declared(self, given: Settings, n_features: int) -> dict[str, Float]:
+        """Return what is declared of the records, as a run's first state: place and length."""
+        state: dict[str, Float] = {}
+        if given.get("feature_ranges") is not None:
+            ranges = checked_ranges(given["feature_ranges"], n_features)
+            state["origin"] = ranges.mean(axis=1)
+            state["bound"] = np.asarray(np.linalg.norm(ranges[:, 1] - ranges[:, 0]) / 2)
+        elif declares_bound(given):
+            state["bound"] = np.asarray(given["norm_bound"], dtype=np.float64)
+        return state
+
+    def model(
+        self,
+        given: Settings,
+        plan: RunPlan,
+        state: State,
+        *,
+        feature_names: tuple[str, ...] | None,
+        about: Mapping[str, Any],
+    ) -> ClusterModel:
+        """Return the model that a state stands for: by default the nearest of its centres."""
+        return nearest_model(state["centers"], feature_names=feature_names, about=about)
+
+
+def nearest_model(
+    centers: Any, *, feature_names: tuple[str, ...] | None, about: Mapping[str, Any]
+) -> ClusterModel:
+    """Return the model that assigns to the nearest centre.
+
+    It measures from the middle of the centres: far from them, squares would lose the digits that
+    tell the centres apart.
+    """
+    from dpfedc.model_file import ClusterModel
+
+    centers = as_numpy(centers)
+    middle = centers.mean(axis=0)
+    return ClusterModel(
+        directions=centers,
+        center=middle,
+        scale=None,
+        centers=centers - middle,
+        by_membership=False,
+        feature_names=feature_names,
+        about=about,
+    )
+
+
+def declares_bound(given: Settings) -> bool:
+    """Return whether the length of the longest record is given, and need not be bought."""
+    bound = given.get("norm_bound", "auto")
+    return given.get("feature_ranges") is not None or not left_open(bound, ("auto",))
+
+
+def checked_ranges(ranges: Any, n_features: int) -> Float:
+    """Return the least and largest values of the features, or say what was expected of them."""
+    expected = f"finite numbers of shape ({n_features}, 2) with least < largest in every row"
+    try:
+        values = np.asarray(ranges, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"feature_ranges must hold {expected}, got {ranges!r}") from error
+    if values.shape != (n_features, 2):
+        raise InvalidInput(f"feature_ranges must hold {expected}, got shape {values.shape}")
+    wrong = ~(np.isfinite(values).all(axis=1) & (values[:, 0] < values[:, 1]))
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise InvalidInput(f"feature_ranges must hold {expected}, got {values[i]} in row {i}")
+    return values
+
+
+def checked_start(init: Any, n_clusters: int, n_features: int) -> Float:
+    """Return given public centres as an array, or say what was expected of them."""
+    expected = (n_clusters, n_features)
+    try:
+        start = np.asarray(init, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"init must be None or an array of shape {expected}, got {init!r}"
+        ) from error
+    if start.shape != expected:
+        raise InvalidInput(f"init must have shape {expected}, got {start.shape}")
+    if not np.isfinite(start).all():
+        raise InvalidInput("init must be finite, got NaN or infinity")
+    return start

@@ -1,0 +1,51 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that after a crash it is the old one or the new one, never a part."""
+    write_together(path.parent, {path.name: content})
+
+
+def write_together(folder: Path, files: Mapping[str, bytes], *, gone: Iterable[str] = ()) -> None:
+    """Write files into a folder, and remove those that are to be `gone`.
+
+    All of them lie on the disk before the first takes its place: a full disk changes nothing.
+    """
+    drafts = {name: folder / f".{name}.draft" for name in files}
+    try:
+        for name, content in files.items():
+            with drafts[name].open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for name in gone:
+            (folder / name).unlink(missing_ok=True)
+        for name, draft in drafts.items():
+            draft.replace(folder / name)
+    finally:
+        for draft in drafts.values():
+            draft.unlink(missing_ok=True)
+    if os.name == "posix":  # elsewhere a folder cannot be opened, and names are durable at once
+        place = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(place)
+        finally:
+            os.close(place)
+
+
+def csv_bytes(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    """Return the content of a CSV file."""
+    stream = StringIO(newline="")
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(rows)
+    return stream.getvalue().encode()
