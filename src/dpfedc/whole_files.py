@@ -1,13 +1,16 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and by one process at a time."""
 
 from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any
+
+from dpfedc.errors import InvalidInput
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -49,3 +52,21 @@ def csv_bytes(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
     writer.writerow(head)
     writer.writerows(rows)
     return stream.getvalue().encode()
+
+
+@contextmanager
+def locked(path: Path, *, refusal: str | None = None) -> Iterator[None]:
+    """Hold a lock on a file, which ends with the process that holds it.
+
+    Waits for it, or refuses at once if there are words for that.
+    """
+    import fcntl
+
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
+        yield
+    except BlockingIOError as error:
+        raise InvalidInput(refusal or "locked") from error
+    finally:
+        os.close(handle)

@@ -10,8 +10,8 @@ import pytest
 from test_flower_runs import PLAN
 
 from dpfedc.deployment.flower import transport
-from dpfedc.deployment.locks import locked
 from dpfedc.deployment.site_folder import SiteFolder
+from dpfedc.whole_files import locked
 from support.command_line import outcome, read_csv
 from support.deployment import FEATURES, SIZES, by_site
 from support.site_services import DeskTransport, write_records

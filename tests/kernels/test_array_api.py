@@ -12,7 +12,7 @@ from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.local_steps import LocalSteps
 from dpfedc.clustering.standardize import Bound, Mean, Scale, Subspace
 from dpfedc.engine.simulated import Sites
-from dpfedc.kernels import clipping, cluster_sums, local_steps, objective, segments
+from dpfedc.kernels import clipping, cluster_sums, objective, segments, site_steps
 from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.objective import membership_matrix
 from dpfedc.kernels.row_views import Standardized, centered_norms
@@ -85,7 +85,7 @@ def kernel_calls(m, k, n):
     for bound in (0.3, float("inf")):
         yield (
             f"local_centroid_step {bound}",
-            lambda a, bound=bound: local_steps.local_centroid_step(
+            lambda a, bound=bound: site_steps.local_centroid_step(
                 a["batches"], a["stack"], a["shares"], a["real"], weight=a["bounds"],
                 eta=a["bounds"], mu_w=0.1, record_bound=bound, gradient_bound=bound,
             ),

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpfedc.kernels.clipping import clip_weights, clipped_stack
-from dpfedc.kernels.local_steps import local_centroid_step
 from dpfedc.kernels.objective import (
     centroid_gradient,
     largest_eigenvalue,
@@ -21,6 +20,7 @@ from dpfedc.kernels.objective import (
     residual_norms,
     unit_rows,
 )
+from dpfedc.kernels.site_steps import local_centroid_step
 
 PENALTY = {"rho": 0.7, "mu_h": 0.4}
 MU_W = 0.3

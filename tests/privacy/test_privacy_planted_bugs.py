@@ -12,7 +12,7 @@ import pytest
 
 from dpfedc.clustering.local_steps import LocalSteps
 from dpfedc.kernels.clipping import clip_weights
-from dpfedc.kernels.local_steps import local_centroid_step
+from dpfedc.kernels.site_steps import local_centroid_step
 from dpfedc.privacy.sampling import RoundSample, sampled_by_coins
 from dpfedc.privacy.sums import SiteValues
 from support import sensitivity

@@ -20,7 +20,7 @@ from dpfedc.privacy.noise import SimulatedNoise
 from dpfedc.privacy.open_gate import OpenGate
 from dpfedc.privacy.sampling import RoundSample
 from dpfedc.randomness import Randomness
-from dpfedc.research.kernels import seeding
+from dpfedc.research.kernels import candidate_draws
 from dpfedc.research.rivals.kmeans_parallel import KMeansParallel
 from dpfedc.research.rivals.kmeans_parallel_stages import (
     Candidates,
@@ -53,10 +53,10 @@ def naive_squares(X, C):
 @pytest.mark.parametrize("shift", [0.0, 1e4])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_distances_to_candidates_are_those_of_a_loop(rng, dtype, shift, monkeypatch):
-    monkeypatch.setattr(seeding, "CHUNK", 7)
+    monkeypatch.setattr(candidate_draws, "CHUNK", 7)
     X = (rng.standard_normal((30, 4)) + shift).astype(dtype)
     C = np.concatenate([X[[3, 19]], (rng.standard_normal((3, 4)) + shift).astype(dtype)])
-    squares, labels = seeding.nearest_candidates(X, C)
+    squares, labels = candidate_draws.nearest_candidates(X, C)
     expected = naive_squares(X.astype(float), C.astype(float))
     tolerance = 1e-3 if dtype == np.float32 else 1e-7
     np.testing.assert_allclose(squares, expected.min(axis=1), atol=tolerance)
@@ -68,24 +68,24 @@ def test_distances_to_candidates_are_those_of_a_loop(rng, dtype, shift, monkeypa
 
 def test_draws_have_the_probabilities_of_the_reference():
     squares = np.array([0.0, 0.5, 2.0, 7.5])
-    probabilities = seeding.draw_probabilities(squares, 10.0, 4.0)
+    probabilities = candidate_draws.draw_probabilities(squares, 10.0, 4.0)
     for p, square in zip(probabilities, squares, strict=True):
         assert p == min(1.0, 4.0 * square / 10.0)
     for nothing in (0.0, -1.0, np.nan):
-        assert not seeding.draw_probabilities(squares, nothing, 4.0).any()
+        assert not candidate_draws.draw_probabilities(squares, nothing, 4.0).any()
 
 
 @pytest.mark.parametrize("expected", [0.5, 6.0, 20.0, 200.0])
 def test_slots_almost_always_suffice(expected):
     """Poisson draws have the heaviest tail of all independent ones with this mean."""
-    assert stats.poisson.sf(seeding.slot_count(expected), expected) < 2e-8
-    assert seeding.slot_count(expected) < 2 * expected + 36
+    assert stats.poisson.sf(candidate_draws.slot_count(expected), expected) < 2e-8
+    assert candidate_draws.slot_count(expected) < 2 * expected + 36
 
 
 def test_slots_hold_each_sites_draws_in_order(rng):
     offsets = np.array([0, 1, 5, 5 + 20, 26])
     drawn = rng.random(26) < 0.5
-    slots = seeding.slot_rows(drawn, offsets, 6)
+    slots = candidate_draws.slot_rows(drawn, offsets, 6)
     for i in range(4):
         mine = [row for row in range(offsets[i], offsets[i + 1]) if drawn[row]][:6]
         assert slots[i].tolist() == mine + [-1] * (6 - len(mine))
@@ -130,7 +130,7 @@ def test_candidates_costs_and_weights_are_those_of_a_loop(ragged, seed):
     np.testing.assert_array_equal(state["candidates"], candidates)
     np.testing.assert_allclose(heard[1::2], costs)
     np.testing.assert_array_equal(state["weights"], weights)
-    assert {upload.shape for upload in heard[::2]} == {(12, seeding.slot_count(6.0), 6)}
+    assert {upload.shape for upload in heard[::2]} == {(12, candidate_draws.slot_count(6.0), 6)}
     assert 3 < len(candidates) < len(X) / 2
 
 

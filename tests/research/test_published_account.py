@@ -8,7 +8,7 @@ from scipy.stats import norm
 
 from dpfedc.clustering.run_plan import Federation
 from dpfedc.errors import InvalidInput
-from dpfedc.kernels.local_steps import local_centroid_step
+from dpfedc.kernels.site_steps import local_centroid_step
 from dpfedc.research.published.algorithm import Published
 from dpfedc.research.published.published_account import published_epsilon, worst_rounds
 from dpfedc.research.published.published_planner import published_noise, published_noise_multipliers

@@ -99,9 +99,9 @@ def _carried_out(
     folder: ServerFolder, transport: FlowerTransport, agreement: Agreement, wait: float
 ) -> None:
     from dpfedc.deployment.coordinator import Coordinator
-    from dpfedc.deployment.locks import locked
     from dpfedc.deployment.runs import acceptances, publish, run_folder
     from dpfedc.report.promise import privacy_paragraphs
+    from dpfedc.whole_files import locked
 
     path, short = run_folder(folder, agreement), agreement.digest[:12]
     with locked(path / "lock", refusal=f"run {short} is under way in another process"):

@@ -59,9 +59,9 @@ def start(
 
     from dpfedc.deployment.flower.fleet_client import FleetClient, attend
     from dpfedc.deployment.keys import read_site_key
-    from dpfedc.deployment.locks import locked
     from dpfedc.deployment.site_folder import SiteFolder
     from dpfedc.deployment.site_service import SiteService
+    from dpfedc.whole_files import locked
 
     opened, stop = SiteFolder.open(folder), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -18,8 +18,8 @@ from dpfedc.clustering.stage import SiteBatch, State, broadcast
 from dpfedc.clustering.standardize import standardized_view
 from dpfedc.kernels import Array
 from dpfedc.kernels.clipping import only_where
-from dpfedc.kernels.local_steps import local_centroid_step
 from dpfedc.kernels.segments import by_size
+from dpfedc.kernels.site_steps import local_centroid_step
 from dpfedc.privacy.gate import Released
 from dpfedc.privacy.sampling import RoundSample
 from dpfedc.privacy.sums import Contribution, SiteValues

@@ -82,7 +82,7 @@ def plan_in_words(plan: RunPlan, facts: Federation, target: PrivacyTarget | None
     else:
         promise = guarantee(plan.privacy, stamp=None)
         paragraphs += [*_promise(promise), _noise(plan.noise_ratio)]
-    paragraphs += [*plan.reasons, *_stages(plan, facts)]
+    paragraphs += [*plan.explain(), *_stages(plan, facts)]
     return paragraphs + [f"Warning: {text}" for text in _warnings(plan, facts)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,7 +43,8 @@ class RunPlan:
     """A list of stages with what they may release, and the stamps of their results.
 
     `noise_ratio` is the noise against the signal of a cluster of average size (0: no noise).
-    `penalty` and `refine` are what `predict` must know. `reasons` say in words what was chosen.
+    `penalty` and `refine` are what `predict` must know. `explain` says in words what was
+    chosen, and why.
     """
 
     stages: tuple[Stage, ...]
@@ -52,7 +53,7 @@ class RunPlan:
     stamps: tuple[str, ...] = ()
     privacy: PrivacyPlan | None = None
     noise_ratio: float = 0.0
-    reasons: tuple[str, ...] = ()
+    explain: Callable[[], Iterable[str]] = field(default=tuple, compare=False)
 
     @property
     def n_rounds(self) -> int:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from dpfedc.deployment.flower import RECORD, REQUEST, require_flower
 from dpfedc.deployment.keys import read_public_key, write_private
-from dpfedc.deployment.locks import locked
 from dpfedc.deployment.server_folder import ServerFolder
 from dpfedc.errors import DPFedCError
+from dpfedc.whole_files import locked
 
 if TYPE_CHECKING:
     from flwr.server.superlink.linkstate import LinkState

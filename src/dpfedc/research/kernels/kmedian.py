@@ -15,8 +15,8 @@ from dpfedc.kernels import Array
 from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.segments import Int64, by_size
 from dpfedc.privacy.sampling import site_of_row
+from dpfedc.research.kernels.candidate_draws import squared_gaps
 from dpfedc.research.kernels.local_clustering import SiteBlock
-from dpfedc.research.kernels.seeding import squared_gaps
 
 Float = npt.NDArray[np.float64]
 

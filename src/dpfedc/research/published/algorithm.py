@@ -21,7 +21,6 @@ from dpfedc.clustering.stage import Public, SiteBatch, Stage, State
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
 from dpfedc.kernels.devices import on_host
-from dpfedc.kernels.local_steps import local_centroid_step
 from dpfedc.kernels.objective import (
     centroid_gradient,
     largest_eigenvalue,
@@ -30,6 +29,7 @@ from dpfedc.kernels.objective import (
     record_losses,
 )
 from dpfedc.kernels.segments import padded_rows, segment_products, segment_sum
+from dpfedc.kernels.site_steps import local_centroid_step
 from dpfedc.kernels.stationarity import membership_stationarity
 from dpfedc.privacy.gate import Released
 from dpfedc.privacy.sampling import RoundSample, site_of_row, slot_of_row

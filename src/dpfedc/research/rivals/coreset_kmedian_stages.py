@@ -39,6 +39,7 @@ from dpfedc.privacy.gate import Released
 from dpfedc.privacy.open_gate import SiteUploads
 from dpfedc.privacy.sampling import RoundSample, site_of_row, slot_of_row
 from dpfedc.randomness import Randomness
+from dpfedc.research.kernels.candidate_draws import nearest_candidates, rows_in_ball
 from dpfedc.research.kernels.kmedian import (
     Float,
     coreset_draws,
@@ -50,7 +51,6 @@ from dpfedc.research.kernels.kmedian import (
     stepped_medians,
 )
 from dpfedc.research.kernels.local_clustering import n_seeding_trials
-from dpfedc.research.kernels.seeding import nearest_candidates, rows_in_ball
 
 RESTARTS, FIRST_STEPS, LAST_STEPS = 10, 15, 60
 """The server starts its problem so often, with a few steps each, and goes on from the best."""

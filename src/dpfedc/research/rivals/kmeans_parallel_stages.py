@@ -38,7 +38,7 @@ from dpfedc.privacy.open_gate import SiteUploads
 from dpfedc.privacy.sampling import RoundSample, site_of_row, slot_of_row
 from dpfedc.privacy.sums import Contribution, OuterSum, SiteValues
 from dpfedc.randomness import Randomness
-from dpfedc.research.kernels.seeding import (
+from dpfedc.research.kernels.candidate_draws import (
     draw_probabilities,
     nearest_candidates,
     rows_in_ball,
