@@ -47,10 +47,10 @@ def told():
 
 
 @pytest.fixture
-def desk(folder, agreement, told):
-    desk = SiteService(folder, allow_simulated=True, tell=told.append)
-    yield desk
-    desk.close()
+def service(folder, agreement, told):
+    service = SiteService(folder, allow_simulated=True, tell=told.append)
+    yield service
+    service.close()
 
 
 def first_request(agreement, **changes):
@@ -94,29 +94,29 @@ HUGE = 10**400
         (("features",), ["\x1b[2J", "b", "c"]),
     ],
 )
-def test_no_offer_ends_the_process(desk, folder, agreement, where, value):
+def test_no_offer_ends_the_process(service, folder, agreement, where, value):
     """Nor does one keep it busy for minutes, or reach the operator's terminal as it is."""
-    reply = opened(desk.reply(altered_offer(agreement, where, value)))
+    reply = opened(service.reply(altered_offer(agreement, where, value)))
     assert isinstance(reply, Refusal)
     assert list(folder.offered()) == [agreement.digest]
-    assert isinstance(opened(desk.reply(control.hello())), bytes)
+    assert isinstance(opened(service.reply(control.hello())), bytes)
 
 
 @pytest.mark.parametrize("site", ["\ud800", "\x1b[2J", "x" * 60000])
 def test_no_words_of_a_request_end_the_process_or_reach_the_terminal(
-    desk, folder, agreement, told, site
+    service, folder, agreement, told, site
 ):
-    assert isinstance(opened(desk.reply(first_request(agreement, site=site))), Refusal)
+    assert isinstance(opened(service.reply(first_request(agreement, site=site))), Refusal)
     assert all(text.isprintable() for text in told)
     assert charges(folder) == 0
 
 
-def test_what_nobody_thought_of_is_told_here_and_not_sent(desk, folder, told, monkeypatch):
+def test_what_nobody_thought_of_is_told_here_and_not_sent(service, folder, told, monkeypatch):
     def broken(*_):
         raise OSError(28, "No space left on device", str(folder.path))
 
     monkeypatch.setattr(SiteService, "_offered", broken)
-    assert opened(desk.reply(b'{"kind":"offer"}')) == Refusal(FAILED)
+    assert opened(service.reply(b'{"kind":"offer"}')) == Refusal(FAILED)
     assert "No space left" in told[0]
 
 
@@ -124,16 +124,16 @@ def test_a_ledger_in_trouble_is_named_here_and_no_path_is_sent(folder, agreement
     """Somebody else holds the file; afterwards the same request is answered."""
     monkeypatch.setattr(chain, "_WAIT_S", 0.05)
     told = []
-    desk = SiteService(folder, allow_simulated=True, tell=told.append)
+    service = SiteService(folder, allow_simulated=True, tell=told.append)
     with closing(sqlite3.connect(folder.ledger, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        reply = desk.reply(first_request(agreement))
+        reply = service.reply(first_request(agreement))
         other.execute("ROLLBACK")
     assert opened(reply) == Refusal(LEDGER_TROUBLE)
     assert str(folder.path) in told[0]
     assert charges(folder) == 0
-    assert isinstance(opened(desk.reply(first_request(agreement))), bytes)
-    desk.close()
+    assert isinstance(opened(service.reply(first_request(agreement))), bytes)
+    service.close()
 
 
 def test_nor_by_a_node_that_is_asked_without_a_desk(tmp_path, monkeypatch):
@@ -148,13 +148,13 @@ def test_nor_by_a_node_that_is_asked_without_a_desk(tmp_path, monkeypatch):
     assert str(refusal.value) == LEDGER_TROUBLE
 
 
-def test_nor_when_a_run_is_offered(desk, folder, told, monkeypatch):
+def test_nor_when_a_run_is_offered(service, folder, told, monkeypatch):
     def damaged(self):
         raise Damaged(f"{folder.ledger}: row 3 is missing")
 
     monkeypatch.setattr(Ledger, "totals", damaged)
     offer = control.offer(agreement_with([folder], seed=8))
-    assert opened(desk.reply(offer)) == Refusal(LEDGER_TROUBLE)
+    assert opened(service.reply(offer)) == Refusal(LEDGER_TROUBLE)
     assert told == [f"refused: {folder.ledger}: row 3 is missing"]
 
 
@@ -210,19 +210,19 @@ class TestAccepting:
     def test_an_offer_that_waited_is_accepted_after_a_restart_with_accept(self, folder):
         waiting = agreement_with([folder], seed=8)
         for accept in (False, True):
-            desk = SiteService(folder, accept=accept, allow_simulated=True)
-            said = json.loads(opened(desk.reply(control.offer(waiting))))
+            service = SiteService(folder, accept=accept, allow_simulated=True)
+            said = json.loads(opened(service.reply(control.offer(waiting))))
             assert said == {"accepted": accept}
-            desk.close()
+            service.close()
 
     def test_but_not_one_that_is_no_longer_allowed(self, folder):
         waiting = agreement_with([folder], seed=8)
         folder.keep(waiting)
-        desk = SiteService(folder, accept=True)
-        reply = opened(desk.reply(control.offer(waiting)))
+        service = SiteService(folder, accept=True)
+        reply = opened(service.reply(control.offer(waiting)))
         assert "noise must be secure" in reply.reason
         assert not folder.is_accepted(waiting.digest)
-        desk.close()
+        service.close()
 
 
 class TestSitesThatLie:

@@ -45,10 +45,10 @@ from dpfedc.deployment.keys import read_site_key
 from dpfedc.deployment.site_folder import SiteFolder
 from dpfedc.deployment.site_service import SiteService
 
-desk = SiteService(SiteFolder.open(Path(sys.argv[1])), accept=True)
+service = SiteService(SiteFolder.open(Path(sys.argv[1])), accept=True)
 for line in sys.stdin:
-    print(desk.reply(bytes.fromhex(line)).hex(), flush=True)
-desk.close()
+    print(service.reply(bytes.fromhex(line)).hex(), flush=True)
+service.close()
 loaded = {name: module.__file__ for name, module in sys.modules.items()
           if name.split(".")[0] == "dpfedc"}
 print(json.dumps(loaded))

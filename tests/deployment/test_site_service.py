@@ -33,18 +33,18 @@ def told():
 
 
 @pytest.fixture
-def desk(folder, told):
-    desk = SiteService(folder, allow_simulated=True, tell=told.append)
-    yield desk
-    desk.close()
+def service(folder, told):
+    service = SiteService(folder, allow_simulated=True, tell=told.append)
+    yield service
+    service.close()
 
 
 def words(reply):
     return json.loads(opened(reply))
 
 
-def offered(desk, agreement):
-    return words(desk.reply(control.offer(agreement)))["accepted"]
+def offered(service, agreement):
+    return words(service.reply(control.offer(agreement)))["accepted"]
 
 
 def first_request(agreement, site="berlin"):
@@ -59,58 +59,60 @@ def charges(folder):
         return sum(stage.n_charged for stage in ledger.totals().stages)
 
 
-def test_a_site_says_how_many_records_it_declares_and_nothing_else(desk):
-    assert words(desk.reply(control.hello())) == {"records": SIZES["berlin"]}
+def test_a_site_says_how_many_records_it_declares_and_nothing_else(service):
+    assert words(service.reply(control.hello())) == {"records": SIZES["berlin"]}
 
 
-def test_an_offer_waits_for_the_operator(desk, folder, agreement, told):
-    assert not offered(desk, agreement)
+def test_an_offer_waits_for_the_operator(service, folder, agreement, told):
+    assert not offered(service, agreement)
     assert list(folder.offered()) == [agreement.digest]
     assert f"dpfedc site accept {folder.path} {agreement.digest[:12]}" in told[0]
-    refusal = opened(desk.reply(first_request(agreement)))
+    refusal = opened(service.reply(first_request(agreement)))
     assert refusal == Refusal(f"run {agreement.digest[:12]} has not been accepted here")
     assert charges(folder) == 0
     folder.accept(agreement.digest)
-    assert offered(desk, agreement)
-    assert isinstance(opened(desk.reply(first_request(agreement))), bytes)
+    assert offered(service, agreement)
+    assert isinstance(opened(service.reply(first_request(agreement))), bytes)
     assert charges(folder) == 1
 
 
 def test_with_accept_no_operator_is_asked(folder, agreement):
-    desk = SiteService(folder, accept=True, allow_simulated=True)
-    assert offered(desk, agreement)
+    service = SiteService(folder, accept=True, allow_simulated=True)
+    assert offered(service, agreement)
     assert folder.is_accepted(agreement.digest)
-    desk.close()
+    service.close()
 
 
-def test_the_same_request_gets_the_same_bytes_also_after_a_restart(desk, folder, agreement):
+def test_the_same_request_gets_the_same_bytes_also_after_a_restart(service, folder, agreement):
     folder.keep(agreement)
     folder.accept(agreement.digest)
     request = first_request(agreement)
-    reply = desk.reply(request)
+    reply = service.reply(request)
     assert Answer.from_bytes(opened(reply)).site == "berlin"
-    assert desk.reply(request) == reply
+    assert service.reply(request) == reply
     again = SiteService(SiteFolder.open(folder.path), allow_simulated=True)
     assert again.reply(request) == reply
     again.close()
     assert charges(folder) == 1
 
 
-def test_an_offer_that_is_not_for_this_site_as_it_is_is_refused(desk, folder, agreement):
+def test_an_offer_that_is_not_for_this_site_as_it_is_is_refused(service, folder, agreement):
     here, *others = agreement.sites
     for site in (replace(here, key="11" * 16), replace(here, n_records=121)):
-        refusal = opened(desk.reply(control.offer(agreed(sites=(site, *others)))))
+        refusal = opened(service.reply(control.offer(agreed(sites=(site, *others)))))
         assert "berlin must have key" in refusal.reason
-    refusal = opened(desk.reply(control.offer(agreed(sites=tuple(others)))))
+    refusal = opened(service.reply(control.offer(agreed(sites=tuple(others)))))
     assert "got 'berlin'" in refusal.reason
     assert not list(folder.offered())
 
 
-def test_an_offer_with_less_noise_than_follows_from_its_epsilon_is_refused(desk, folder, agreement):
+def test_an_offer_with_less_noise_than_follows_from_its_epsilon_is_refused(
+    service, folder, agreement
+):
     first, *rest = agreement.privacy.releases
     less = replace(first, noise_multiplier=first.noise_multiplier * 0.9)
     plan = replace(agreement.privacy, releases=(less, *rest))
-    refusal = opened(desk.reply(control.offer(replace(agreement, privacy=plan))))
+    refusal = opened(service.reply(control.offer(replace(agreement, privacy=plan))))
     assert "must have noise multiplier" in refusal.reason
     assert not list(folder.offered())
 
@@ -122,40 +124,40 @@ def test_an_offer_beyond_the_lifetime_cap_is_refused_before_anything_is_spent(tm
         home = tmp_path / f"{cap:g}"
         home.mkdir()
         folder = site_folder(home, "berlin", cap=kind(cap, 1e-4))
-        desk = SiteService(folder, allow_simulated=True)
-        reply = opened(desk.reply(control.offer(agreement_with([folder]))))
+        service = SiteService(folder, allow_simulated=True)
+        reply = opened(service.reply(control.offer(agreement_with([folder]))))
         assert isinstance(reply, bytes) == fits
         assert fits or "lifetime cap" in reply.reason
-        desk.close()
+        service.close()
 
 
 def test_simulated_noise_must_be_allowed_by_name(folder, agreement):
-    desk = SiteService(folder, accept=True)
-    assert "noise must be secure" in opened(desk.reply(control.offer(agreement))).reason
+    service = SiteService(folder, accept=True)
+    assert "noise must be secure" in opened(service.reply(control.offer(agreement))).reason
     folder.keep(agreement)
     folder.accept(agreement.digest)
-    assert opened(desk.reply(first_request(agreement))) == Refusal(NOT_READY)
+    assert opened(service.reply(first_request(agreement))) == Refusal(NOT_READY)
     assert charges(folder) == 0
-    desk.close()
+    service.close()
 
 
-def test_an_agreement_that_was_changed_on_the_disk_is_not_served(desk, folder, agreement, told):
+def test_an_agreement_that_was_changed_on_the_disk_is_not_served(service, folder, agreement, told):
     folder.keep(agreement)
     folder.accept(agreement.digest)
     other = agreement_with([folder], seed=8)
     (folder.run(agreement.digest) / AGREEMENT).write_text(other.to_json())
-    assert opened(desk.reply(first_request(agreement))) == Refusal(NOT_READY)
+    assert opened(service.reply(first_request(agreement))) == Refusal(NOT_READY)
     assert "has been changed on the disk" in told[0]
     assert charges(folder) == 0
 
 
 def test_what_is_wrong_with_the_records_is_told_here_and_not_sent(
-    desk, folder, agreement, told, tmp_path
+    service, folder, agreement, told, tmp_path
 ):
     folder.keep(agreement)
     folder.accept(agreement.digest)
     write_records(tmp_path / "berlin.csv", by_site()["berlin"][:-1])
-    reply = desk.reply(first_request(agreement))
+    reply = service.reply(first_request(agreement))
     assert opened(reply) == Refusal(NOT_READY)
     assert b"119" not in reply
     assert "119" in told[0]
@@ -176,29 +178,29 @@ def test_replies_to_wrong_requests_do_not_depend_on_the_records(tmp_path, agreem
     for folder in folders:
         folder.keep(agreement)
         folder.accept(agreement.digest)
-        desk = SiteService(folder, allow_simulated=True)
-        replies.append([desk.reply(request) for request in wrong])
-        desk.close()
+        service = SiteService(folder, allow_simulated=True)
+        replies.append([service.reply(request) for request in wrong])
+        service.close()
         assert charges(folder) == 0
     assert replies[0] == replies[1]
     assert all(isinstance(opened(reply), Refusal) for reply in replies[0])
 
 
-def test_a_model_is_kept_for_an_accepted_run_only(desk, folder, agreement):
+def test_a_model_is_kept_for_an_accepted_run_only(service, folder, agreement):
     result = control.result(agreement.digest, b"model")
-    assert isinstance(opened(desk.reply(result)), Refusal)
+    assert isinstance(opened(service.reply(result)), Refusal)
     folder.keep(agreement)
     folder.accept(agreement.digest)
-    assert words(desk.reply(result)) == {"stored": True}
+    assert words(service.reply(result)) == {"stored": True}
     assert (folder.run(agreement.digest) / MODEL).read_bytes() == b"model"
     for run in ("../../x", "", "zz" * 32):
-        assert isinstance(opened(desk.reply(control.result(run, b"model"))), Refusal)
+        assert isinstance(opened(service.reply(control.result(run, b"model"))), Refusal)
 
 
-def test_offers_that_nobody_accepts_do_not_pile_up(desk, folder):
+def test_offers_that_nobody_accepts_do_not_pile_up(service, folder):
     for seed in range(MAX_PENDING):
         folder.keep(agreement_with([folder], seed=seed))
-    refusal = opened(desk.reply(control.offer(agreement_with([folder], seed=99))))
+    refusal = opened(service.reply(control.offer(agreement_with([folder], seed=99))))
     assert "less than 20 offers" in refusal.reason
 
 

@@ -48,7 +48,7 @@ class DeskTransport:
 
     def __init__(self, folders, **how):
         self.told = []
-        self.desks = {
+        self.services = {
             folder.name: SiteService(folder, allow_simulated=True, tell=self.told.append, **how)
             for folder in folders
         }
@@ -56,12 +56,12 @@ class DeskTransport:
         self.on_answer = lambda _: None
 
     def online(self):
-        return {name: name not in self.away for name in self.desks}
+        return {name: name not in self.away for name in self.services}
 
     def exchange(self, requests, deadline_s):
         here = {name for name, there in self.online().items() if there}
-        return {n: opened(self.desks[n].reply(r)) for n, r in requests.items() if n in here}
+        return {n: opened(self.services[n].reply(r)) for n, r in requests.items() if n in here}
 
     def close(self):
-        for desk in self.desks.values():
-            desk.close()
+        for service in self.services.values():
+            service.close()

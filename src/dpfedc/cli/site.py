@@ -67,15 +67,15 @@ def start(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with locked(opened.path / "lock", refusal=f"another process serves {opened.path} already"):
-        desk = SiteService(opened, accept=accept, allow_simulated=allow_simulated, tell=tell)
+        service = SiteService(opened, accept=accept, allow_simulated=allow_simulated, tell=tell)
         client = FleetClient(
             opened.server, read_site_key(opened.path / "site.key"), authority=opened.authority
         )
         try:
-            attend(client, desk.reply, folder=opened.path, tell=tell, stop=stop)
+            attend(client, service.reply, folder=opened.path, tell=tell, stop=stop)
         finally:
             client.close()
-            desk.close()
+            service.close()
 
 
 @site.command()

@@ -90,7 +90,6 @@ class Coreset(Stage):
     listens = True  # only so that sites keep what they remember; all take part
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
-        """Return the state with the server's coins and the units in which sites send their cost."""
         rng = randomness.generator("coreset")
         units = np.minimum(1.0, 2 * self.n_clusters / public.records_per_site)
         return {
@@ -101,7 +100,6 @@ class Coreset(Stage):
         }
 
     def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
-        """Return distances and labels yet to be found, and the clipped records."""
         xp = array_namespace(batch.X)
         empty = {name: xp.zeros_like(batch.X[:, 0]) for name in ("distances", "labels")}
         if "bound" in state:
@@ -111,19 +109,16 @@ class Coreset(Stage):
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
     ) -> SiteUploads:
-        """Return every site's medians and cost, then its draws and all weights."""
         X: Array = batch.memory.get("records", batch.X)
         if t == 1:
             return self._medians(X, batch, state, randomness)
         return self._draws(X, batch, state, randomness)
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        """Return the shares of the draws after round 1, the coreset and its medians after 2."""
         value = released.value
         return self._shared(value, state) if t == 1 else self._solved(value, state)
 
     def diagnose(self, batch: SiteBatch, state: State) -> Mapping[str, float]:
-        """Return the mean distance of all records to the nearest centre, once there are any."""
         if "centers" not in state:
             return {}
         squares, _ = nearest_candidates(batch.X, state["centers"])

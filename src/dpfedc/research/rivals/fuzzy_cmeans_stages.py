@@ -73,7 +73,6 @@ class FuzzyCMeansRounds(Stage):
     sums_records = False
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
-        """Return the state with the seed of the server's k-means."""
         # Below 2^24 a whole number is exact in single precision too.
         seed = randomness.generator("server k-means").integers(2**24)
         return {**state, "seed": public.asarray(seed)}
@@ -81,7 +80,6 @@ class FuzzyCMeansRounds(Stage):
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
     ) -> SiteUploads:
-        """Return the local centres of every site, with their sizes if weighted."""
         X = bounded_records(batch.X, self.norm_bound)
         found = fuzzy_centers(
             X,
@@ -99,7 +97,6 @@ class FuzzyCMeansRounds(Stage):
         return SiteUploads(uploads, noise)
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        """Return the state with the centres of k-means over all uploaded centres."""
         uploads = on_host(released.value)
         points = uploads.reshape(-1, uploads.shape[2])
         weights = None
@@ -119,7 +116,6 @@ class FuzzyCMeansRounds(Stage):
         return KMeans(self.n_clusters, n_init=self.n_init, random_state=seed)
 
     def diagnose(self, batch: SiteBatch, state: State) -> Mapping[str, float]:
-        """Return the fuzzy objective of the global centres, as the mean over sites."""
         xp, X, centers = array_namespace(batch.X), batch.X, state["centers"]
         distances = squared_distances(X @ centers.T, xp.sum(X**2, axis=1), centers)
         losses = fuzzy_losses(distances, self.fuzzifier)

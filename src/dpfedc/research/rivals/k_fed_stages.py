@@ -118,13 +118,11 @@ class KFedRound(Stage):
     n_rounds = 1
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
-        """Return the state with the number of records at each site."""
         return {**state, "records_per_site": public.asarray(public.records_per_site)}
 
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
     ) -> SiteUploads:
-        """Return the centres of every site's own clusters."""
         draws = seeding_draws(batch.sites, self.n_init, self.clusters_per_site, t, randomness)
         found = kmeans_centers(
             bounded_records(batch.X, self.norm_bound),
@@ -137,7 +135,6 @@ class KFedRound(Stage):
         return SiteUploads(found[:, :, :-1], noise)
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        """Return the state with the global centres."""
         uploads, records = on_host(released.value), on_host(state["records_per_site"])
         valid = np.arange(self.clusters_per_site) < records[:, None]
         largest = int(np.argmax(records))
@@ -148,5 +145,4 @@ class KFedRound(Stage):
         return {**state, "centers": xp.asarray(centers, dtype=like.dtype, device=device(like))}
 
     def diagnose(self, batch: SiteBatch, state: State) -> Mapping[str, float]:
-        """Return the k-means cost of the global centres."""
         return {"objective": mean_cost(batch, state["centers"])}

@@ -107,7 +107,6 @@ class Candidates(Stage):
     listens = True  # only so that sites keep what they remember; all take part
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
-        """Return the state with no candidates, and the site and slot of the record to be first."""
         row = int(randomness.generator("first candidate").integers(public.n_records))
         ends = np.cumsum(public.records_per_site)
         site = int(np.searchsorted(ends, row, side="right"))
@@ -116,14 +115,12 @@ class Candidates(Stage):
         return {**state, "candidates": none, "fresh": none, "first": np.array([site, slot])}
 
     def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
-        """Return the clipped records, and d^2 = 1 for all: without candidates all are alike."""
         xp = array_namespace(batch.X)
         return {"squares": xp.ones_like(batch.X[:, 0]), **kept_records(batch, state)}
 
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
     ) -> Contribution:
-        """Return the sum of d^2 in even rounds, the records drawn in odd ones."""
         X: Array = batch.memory.get("records", batch.X)
         if t % 2 == 0:
             return self._cost(X, batch, state)
@@ -139,7 +136,6 @@ class Candidates(Stage):
         return self._uploads(X, slot_rows(drawn, batch.offsets, self.n_slots), state)
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        """Return the state with the cost, or with the new candidates (in the ball of the bound)."""
         xp, value = array_namespace(released.value), released.value
         if t % 2 == 0:
             return {**state, "cost": value}
@@ -203,18 +199,15 @@ class Reclustering(Stage):
     n_rounds = 1
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
-        """Return the state with the server's seed."""
         seed = randomness.generator("reclustering").integers(2**31 - 1)
         return {**state, "server_seed": np.asarray(seed)}
 
     def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
-        """Return the clipped records."""
         return kept_records(batch, state)
 
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
     ) -> Contribution:
-        """Return the counts; a record counts once."""
         X: Array = batch.memory.get("records", batch.X)
         xp, candidates = array_namespace(X), state["candidates"]
         n_candidates = int(candidates.shape[0])
@@ -229,7 +222,6 @@ class Reclustering(Stage):
         return 1.0
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        """Return the state with the centres, and without a bound with their middle as origin."""
         value = released.value
         xp = array_namespace(value)
         candidates, seed = on_host(state["candidates"]), int(state["server_seed"])
@@ -253,7 +245,6 @@ class StatedNoiseLloyd(LloydSums):
     def local(  # type: ignore[override]  # a noisy sum is no longer an OuterSum
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
     ) -> Contribution:
-        """Return the sums and counts, with noise."""
         total = super().local(batch, state, t, sample, randomness)
         bound = self.sensitivity(state, t)
         return with_stated_noise(total, batch, self.noise_multiplier, bound)
