@@ -82,3 +82,12 @@ def test_settings_that_the_table_does_not_have_are_refused():
         agreed("halves", settings={"n_clusters": 2, "subspace": 3})
     with pytest.raises(ValueError, match="n_rounds must be >= 1, got 0"):
         HalvesClusterer(n_rounds=0).fit(np.random.default_rng(0).normal(size=(20, 2)))
+
+
+def test_a_method_without_a_proof_is_not_deployed():
+    unproved = HalvesMethod()
+    unproved.proved = False
+    registry.register(unproved)
+    assert "halves" not in registry.proved_methods()
+    with pytest.raises(ValueError, match="method must be one of dp-fedc"):
+        agreed("halves", settings={"n_clusters": 2})

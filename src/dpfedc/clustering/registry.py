@@ -14,7 +14,7 @@ _PLACES: dict[str, str | Method] = {
     "federated-k-means": "dpfedc.clustering.lloyd_planner:FEDERATED_KMEANS",
     "published": "dpfedc.research.published.published_planner:PUBLISHED",
 }
-_NOT_DEPLOYED = frozenset({"published"})
+_NOT_PROVED = frozenset({"published"})
 
 
 def method_named(name: Any) -> Method:
@@ -32,7 +32,11 @@ def method_named(name: Any) -> Method:
 
 def proved_methods() -> tuple[str, ...]:
     """Return the names of the methods whose every release has a proved sensitivity."""
-    return tuple(name for name in _PLACES if name not in _NOT_DEPLOYED)
+    return tuple(
+        name
+        for name, place in _PLACES.items()
+        if name not in _NOT_PROVED and getattr(place, "proved", True)
+    )
 
 
 def register(method: Method) -> None:
