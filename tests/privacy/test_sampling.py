@@ -149,3 +149,9 @@ def test_parts_dealt_by_coins_exceed_the_ratio_as_rarely_as_stated():
                 worst = max(worst, sizes.max() / (q * n / Q2))
         failed += worst > ratio + 1e-12
     assert 0 < failed < 65
+
+
+def test_what_was_drawn_cannot_be_changed():
+    sample = RoundSample(0.5, 1, np.array([0, -1, 0]))
+    with pytest.raises(ValueError, match="read-only"):
+        sample.part[1] = 0

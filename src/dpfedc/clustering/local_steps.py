@@ -110,7 +110,7 @@ class LocalSteps(Factorization):
         double = xp.float64
         W, H = xp.astype(W, double), xp.astype(H, double)
         H = H / xp.clip(xp.sqrt(xp.sum(H**2, axis=1)), min=1.0)[:, None]
-        part_of = xp.asarray(sample.part, device=device(H))
+        part_of = xp.asarray(np.array(sample.part), device=device(H))
 
         def changes(rows: Array, real: Array) -> Array:
             n = xp.sum(xp.astype(real, H.dtype), axis=1)

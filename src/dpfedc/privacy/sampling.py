@@ -45,6 +45,10 @@ class RoundSample:
     n_parts: int
     part: npt.NDArray[np.int64] | None = None
 
+    def __post_init__(self) -> None:
+        if self.part is not None:
+            self.part.setflags(write=False)  # what was drawn stays as it was drawn
+
     @property
     def in_round(self) -> npt.NDArray[np.bool_] | None:
         """Return which records are in the round (None: all)."""
