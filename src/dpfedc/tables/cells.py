@@ -10,7 +10,6 @@ import csv
 import io
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
@@ -29,14 +28,13 @@ T = TypeVar("T")
 
 _NUMERIC = (str, int, float, Decimal)
 _MISSING = {"", "na", "n/a", "nan", "null", "none"}
-_WHOLE = re.compile("0|-?[1-9][0-9]{0,18}")
 
 
 def read_columns(file: Path) -> tuple[Columns, Columns]:
     """Return the columns that may be features, and those that may hold site ids or labels."""
-    reader = _READERS.get(file.suffix.lower())
+    reader = READERS.get(file.suffix.lower())
     if reader is None:
-        raise InvalidInput(f"{file} must end in {', '.join(_READERS)}; got suffix {file.suffix!r}")
+        raise InvalidInput(f"{file} must end in {', '.join(READERS)}; got suffix {file.suffix!r}")
     with readable(file):
         if file.stat().st_size == 0:
             raise InvalidInput(f"{file} must hold a table, got an empty file")
@@ -116,9 +114,11 @@ def _read_npy(file: Path) -> tuple[Columns, Columns]:
     return _matrix_columns(file, X, None), {}
 
 
-_READERS: dict[str, Callable[[Path], tuple[Columns, Columns]]] = {
+READERS: dict[str, Callable[[Path], tuple[Columns, Columns]]] = {
     ".csv": _read_csv, ".parquet": _read_parquet, ".npz": _read_npz, ".npy": _read_npy,
 }  # fmt: skip
+"""By suffix, what reads a file: the columns that may be features, and those that may be ids. They
+are the same columns where a format does not tell them apart."""
 
 
 def _matrix_columns(file: Path, X: Array, names: Array | None) -> Columns:
@@ -153,7 +153,6 @@ def number(cell: Any) -> float | None:
 
 
 def named_array(file: Path, arrays: Columns, name: str) -> Array:
-    """Return an array of an archive, which must be there and have one value per record."""
     """Return a column; those of an archive are read only now."""
     try:
         return arrays[name]
