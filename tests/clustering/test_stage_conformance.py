@@ -19,7 +19,7 @@ from dpfedc.clustering.run_plan import Federation
 from dpfedc.clustering.stage import Entry, Public, SiteBatch, Stage, contributed, known_to, sent
 from dpfedc.deployment.exchanges import exchanges
 from dpfedc.errors import InvalidInput, Refused
-from dpfedc.privacy.exact import BOUND_UNITS, Upload, exact_sum, unpacked
+from dpfedc.privacy.exact_sums import BOUND_UNITS, Upload, exact_sum, unpacked
 from dpfedc.privacy.gate import Gate, ReleaseEvent, received
 from dpfedc.privacy.noise import SimulatedNoise
 from dpfedc.privacy.sums import OuterSum, kept, summed

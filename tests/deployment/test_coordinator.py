@@ -13,7 +13,7 @@ from dpfedc.engine.run_record import RunRecord
 from dpfedc.errors import InvalidInput
 from dpfedc.model_file import ClusterModel
 from dpfedc.privacy.accountant import plan_epsilon
-from dpfedc.privacy.exact import Upload
+from dpfedc.privacy.exact_sums import Upload
 from dpfedc.privacy.gate import ReleaseEvent, received
 from dpfedc.privacy.noise import SIMULATED
 from support.deployment import SIZES, MemoryTransport, agreed, by_site, in_one_process

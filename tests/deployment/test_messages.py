@@ -20,7 +20,7 @@ from dpfedc.deployment.messages import (
     unpacked,
 )
 from dpfedc.errors import InvalidInput
-from dpfedc.privacy.exact import Upload
+from dpfedc.privacy.exact_sums import Upload
 from dpfedc.privacy.ledger import Head
 
 RUN = "ab" * 32

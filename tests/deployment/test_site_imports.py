@@ -26,7 +26,6 @@ NOT_AT_A_SITE = (
     "dpfedc.report",
     "dpfedc.deployment.checkpoint",
     "dpfedc.deployment.coordinator",
-    "dpfedc.deployment.remote",
     "dpfedc.deployment.runs",
     "dpfedc.deployment.server_folder",
     "dpfedc.deployment.flower.fleet_server",

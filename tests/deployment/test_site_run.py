@@ -13,7 +13,7 @@ from dpfedc.deployment.keys import new_key, signed
 from dpfedc.deployment.messages import Answer, Request, digest
 from dpfedc.deployment.site_run import SiteRun
 from dpfedc.errors import DPFedCError, InvalidInput, Refused
-from dpfedc.privacy.exact import SENSITIVITY
+from dpfedc.privacy.exact_sums import SENSITIVITY
 from dpfedc.privacy.ledger import GaussianCap, Head, Ledger
 from dpfedc.privacy.sampling import RoundSample
 from dpfedc.randomness import Randomness

@@ -8,8 +8,8 @@ from array_api_strict import asarray as strict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfedc.privacy import exact
-from dpfedc.privacy.exact import BOUND_UNITS, SENSITIVITY, exact_sum, on_grid
+from dpfedc.privacy import exact_sums as exact
+from dpfedc.privacy.exact_sums import BOUND_UNITS, SENSITIVITY, exact_sum, on_grid
 
 MANY = settings(max_examples=80)
 rows = st.integers(1, 6).flatmap(

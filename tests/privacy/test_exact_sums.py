@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels.clipping import clip_weights
-from dpfedc.privacy import exact
-from dpfedc.privacy.exact import BOUND_UNITS, SENSITIVITY
+from dpfedc.privacy import exact_sums as exact
+from dpfedc.privacy.exact_sums import BOUND_UNITS, SENSITIVITY
 from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.sampling import RoundSample
 from dpfedc.randomness import Randomness

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpfedc.errors import InvalidInput
-from dpfedc.privacy import exact
-from dpfedc.privacy.exact import SENSITIVITY, Upload
+from dpfedc.privacy import exact_sums as exact
+from dpfedc.privacy.exact_sums import SENSITIVITY, Upload
 from dpfedc.privacy.gate import Gate, planned_event, received
 from support.exact_checks import Fixed
 from support.noise_checks import empty_batch, let_out, nothing, plan_of

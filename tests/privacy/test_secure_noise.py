@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from dpfedc.errors import DPFedCError, InvalidInput, MissingExtra, Refused
-from dpfedc.privacy.exact import BOUND_UNITS, MAX_NOISE, SENSITIVITY, noise_in_units
+from dpfedc.privacy.exact_sums import BOUND_UNITS, MAX_NOISE, SENSITIVITY, noise_in_units
 from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.noise import SecureNoise, SimulatedNoise
 from dpfedc.privacy.open_gate import SiteUploads

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpfedc.privacy.exact import SENSITIVITY
+from dpfedc.privacy.exact_sums import SENSITIVITY
 from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.noise import SecureNoise
 from support.noise_checks import noise_of, plan_of

@@ -5,7 +5,7 @@ import numpy as np
 from dpfedc.clustering.stage import contributed
 from dpfedc.engine import rounds
 from dpfedc.engine.simulated import SimulatedSites
-from dpfedc.privacy.exact import Upload
+from dpfedc.privacy.exact_sums import Upload
 from dpfedc.privacy.gate import ReleaseEvent, received
 from dpfedc.privacy.open_gate import OpenGate
 

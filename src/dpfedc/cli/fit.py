@@ -30,8 +30,8 @@ from dpfedc.cli.options import (
     count_option,
     flag_option,
     number_option,
+    privacy_settings,
 )
-from dpfedc.cli.planned import privacy_settings
 from dpfedc.cli.trial import run_trial
 from dpfedc.errors import InvalidInput
 

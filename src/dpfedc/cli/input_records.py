@@ -93,7 +93,7 @@ def file_records(
     deal: Deal | None = None,
 ) -> Records:
     """Return the records of the user's files; a deal is for one file without sites."""
-    from dpfedc.tables.read import read_tables
+    from dpfedc.tables.trial_tables import read_tables
 
     dealt = deal is not None and (deal.n_sites is not None or deal.split is not None)
     if dealt and (len(files) > 1 or site_column is not None):

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from dpfedc.errors import InvalidInput
+
 _COLUMNS, PRIVACY = "Columns", "Privacy"
 
 DEFAULT_EPSILON = 1.0
@@ -198,3 +200,34 @@ SamplingProbability = Annotated[
         rich_help_panel=PRIVACY,
     ),
 ]
+
+
+def privacy_settings(
+    *,
+    epsilon: float | None,
+    no_noise: bool = False,
+    delta: float,
+    trust: Trust,
+    min_survivors: int | None,
+    colluding_sites: int | None,
+    sampling_probability: float,
+) -> dict[str, Any]:
+    """Return the estimator's settings on privacy, or say which options exclude each other."""
+    if no_noise and epsilon is not None:
+        raise InvalidInput(f"--no-noise and --epsilon exclude each other, got --epsilon {epsilon}")
+    if trust is not Trust.SECURE_AGGREGATION:
+        together = {"--min-survivors": min_survivors, "--colluding-sites": colluding_sites}
+        for option, value in together.items():
+            if value is not None:
+                raise InvalidInput(
+                    f"{option} needs --trust secure-aggregation, got --trust {trust}"
+                )
+    chosen = DEFAULT_EPSILON if epsilon is None else epsilon
+    return {
+        "epsilon": None if no_noise else chosen,
+        "delta": delta,
+        "trust": str(trust),
+        "min_survivors": min_survivors,
+        "colluding_sites": colluding_sites or 0,
+        "sampling_probability": sampling_probability,
+    }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,13 +21,16 @@ from dpfedc.cli.options import (
     WhoIsTrusted,
     count_option,
     flag_option,
+    privacy_settings,
 )
-from dpfedc.cli.planned import planned, privacy_settings
 from dpfedc.errors import InvalidInput
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from dpfedc.clustering.run_plan import Federation, RunPlan
+    from dpfedc.settings import PrivacyTarget
 
 
 def plan(
@@ -141,3 +146,18 @@ def require_feasible(
     if sites_per_round is not None:
         require_integer("--sites-per-round", sites_per_round, least=1, most=n_sites)
     require_number("--sampling-probability", probability, above=0, most=1)
+
+
+def planned(
+    settings: Mapping[str, Any], n_features: int, records_per_site: npt.NDArray[np.int64]
+) -> tuple[RunPlan, Federation, PrivacyTarget | None]:
+    """Return the plan that the estimator makes from these settings, and what it is made from."""
+    from dpfedc.clustering.registry import method_named
+    from dpfedc.clustering.run_plan import Federation
+    from dpfedc.settings import PrivacyTarget
+
+    facts, target = Federation(n_features, records_per_site), None
+    if settings["epsilon"] is not None:
+        names = {f.name for f in fields(PrivacyTarget)}
+        target = PrivacyTarget(**{name: settings[name] for name in names})
+    return method_named("dp-fedc").plan(settings, facts, target), facts, target

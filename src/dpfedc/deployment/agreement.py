@@ -24,7 +24,7 @@ from dpfedc.deployment.exchanges import Exchange, exchanges
 from dpfedc.deployment.messages import MAX_HEAD, digest, require_hex
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.accountant import guarantee, plan_epsilon
-from dpfedc.privacy.exact import LARGEST_SUM, SENSITIVITY, noise_in_units
+from dpfedc.privacy.exact_sums import LARGEST_SUM, SENSITIVITY, noise_in_units
 from dpfedc.privacy.noise import SIMULATED
 from dpfedc.privacy.privacy_plan import PrivacyPlan
 from dpfedc.privacy.schedule import cohorts

@@ -1,25 +1,192 @@
-"""A deployed run from its agreement to its results: the engine, remote sites, and a checkpoint."""
+"""A deployed run, from its agreement to its results: the sites elsewhere, and who asks them.
+
+`RemoteSites` is the backend of a deployment: every round is sent to the sites as messages, over any
+transport, and waits for their answers until the deadline. The `Coordinator` lets the engine run
+over them, with a checkpoint after every round.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from dpfedc.clustering.registry import method_named
+from dpfedc.clustering.stage import Public, Stage, State
 from dpfedc.deployment.agreement import Agreement
-from dpfedc.deployment.checkpoint import Checkpoint
-from dpfedc.deployment.keys import public_key
-from dpfedc.deployment.remote import RemoteSites, RoundEvent, TooFewAnswers, Transport
+from dpfedc.deployment.checkpoint import Checkpoint, load_requests, save_requests
+from dpfedc.deployment.exchanges import Exchange
+from dpfedc.deployment.keys import public_key, signed
+from dpfedc.deployment.messages import Answer, Refusal, Request, digest
 from dpfedc.engine.conclusion import Conclusion, concluded
 from dpfedc.engine.rounds import Position, run
-from dpfedc.errors import InvalidInput
+from dpfedc.errors import DPFedCError, InvalidInput
+from dpfedc.privacy.gate import Released, planned_event, received
+from dpfedc.privacy.ledger import Head
 from dpfedc.privacy.noise import SIMULATED
 from dpfedc.randomness import Randomness
 
-__all__ = ["MODEL", "RECORD", "Coordinator", "RoundEvent", "TooFewAnswers", "Transport"]
-
 MODEL, RECORD = "model.npz", "run.jsonl"
+
+
+class Transport(Protocol):
+    """Carries bytes. It knows nothing of what they mean."""
+
+    def exchange(
+        self, requests: Mapping[str, bytes], deadline_s: float
+    ) -> Mapping[str, bytes | Refusal]:
+        """Send each site its request and return what came back in time; others are left out."""
+        ...
+
+
+class TooFewAnswers(DPFedCError):
+    """A round ended with fewer answers than agreed. The checkpoint stays; the run can go on."""
+
+
+@dataclass(frozen=True)
+class RoundEvent:
+    """A round that has been sent out (`done` false) or is over.
+
+    `number` counts rounds through all stages, of `total`. A site that is in `asked`, but neither in
+    `answered` nor in `refused`, was silent until the deadline.
+    """
+
+    stage: str
+    t: int
+    n_rounds: int
+    number: int
+    total: int
+    asked: tuple[str, ...]
+    answered: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    done: bool = False
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """Return the sites of which nothing was heard."""
+        heard = {*self.answered, *self.refused}
+        return tuple(site for site in self.asked if site not in heard)
+
+
+@dataclass
+class RemoteSites:
+    """The sites of an agreement, as the coordinator reaches them.
+
+    `heads` are the last that was seen of the sites' ledgers; receipts for them are signed with the
+    coordinator's private `key`. A round's requests are written to the folder before the first is
+    sent: a coordinator that dies and starts again sends the very bytes it sent before, to which
+    sites have answers in store.
+    """
+
+    agreement: Agreement
+    transport: Transport
+    folder: Path
+    key: bytes
+    heads: dict[str, Head] = field(default_factory=dict)
+    on_event: Callable[[RoundEvent], None] = lambda _: None
+
+    @property
+    def public(self) -> Public:
+        """Return what everyone may know."""
+        return self.agreement.public
+
+    def begin(self, stage: Stage, state: State) -> None:
+        """Do nothing: a site prepares when it is asked, and keeps nothing."""
+
+    def diagnose(self, stage: Stage, state: State) -> Mapping[str, float]:
+        """Return nothing: exact values stay at the sites."""
+        return {}
+
+    def round(self, stage: Stage, state: State, t: int, cohort: npt.NDArray[np.int64]) -> Released:
+        """Ask the cohort's sites and return the sum of their valid answers."""
+        agreement, exchange = self.agreement, self.agreement.exchange(stage.name)
+        requests = self._requests(exchange, state, t, cohort)
+        before = [s.name for s in agreement.plan.stages].index(stage.name)
+        n_before = sum(s.n_rounds for s in agreement.plan.stages[:before])
+        total = agreement.plan.n_rounds
+        asked = RoundEvent(stage.name, t, stage.n_rounds, n_before + t, total, tuple(requests))
+        self.on_event(asked)
+        replies = self.transport.exchange(requests, agreement.deadline)
+        # What a site was sent decides, to the last bit, how far one record moves its upload.
+        sensitivity = stage.sensitivity(exchange.sent(state), t)
+        answers, refused = self._sorted(exchange, requests, replies, t, sensitivity)
+        over = replace(asked, answered=tuple(answers), refused=refused, done=True)
+        self.on_event(over)
+        if len(answers) < agreement.min_answers:
+            raise TooFewAnswers(_too_few(over, agreement.min_answers))
+        for site, answer in answers.items():
+            if site not in self.heads or answer.ledger.n_rows > self.heads[site].n_rows:
+                self.heads[site] = answer.ledger
+        event = planned_event(
+            agreement.privacy,
+            stage.name,
+            t,
+            n_sites=len(answers),
+            n_records=sum(agreement.sites[agreement.number_of(s)].n_records for s in answers),
+            sensitivity=sensitivity,
+        )
+        return received([answer.upload for answer in answers.values()], event)
+
+    def _requests(
+        self, exchange: Exchange, state: State, t: int, cohort: npt.NDArray[np.int64]
+    ) -> dict[str, bytes]:
+        """Return the round's requests, the very bytes of before if they may have been sent."""
+        run, stage = self.agreement.digest, exchange.stage.name
+        key = f"{run} {stage} {t}"
+        requests = load_requests(self.folder, key)
+        if requests is None:
+            requests, arrays = {}, exchange.sent(state)
+            for number in cohort.tolist():
+                site = self.agreement.sites[number].name
+                head = self.heads.get(site)
+                receipt = None if head is None else signed(self.key, run, site, head)
+                requests[site] = Request(run, site, stage, t, arrays, receipt).to_bytes()
+            save_requests(self.folder, key, requests)
+        return requests
+
+    def _sorted(
+        self,
+        exchange: Exchange,
+        requests: Mapping[str, bytes],
+        replies: Mapping[str, bytes | Refusal],
+        t: int,
+        sensitivity: float,
+    ) -> tuple[dict[str, Answer], dict[str, str]]:
+        """Return the valid answers of sites that were asked, and why others are none."""
+        answers: dict[str, Answer] = {}
+        refused: dict[str, str] = {}
+        exact, most = self.agreement.noise == "secure", self.agreement.max_message_bytes
+        for site, request in requests.items():
+            reply = replies.get(site)
+            if isinstance(reply, Refusal):
+                refused[site] = reply.reason
+            elif reply is not None:
+                try:
+                    answer = Answer.from_bytes(reply, most=most)
+                    place = (answer.run, answer.site, answer.stage, answer.t, answer.request)
+                    run, stage = self.agreement.digest, exchange.stage.name
+                    if place != (run, site, stage, t, digest(request)):
+                        raise InvalidInput("it answers another request")
+                    exchange.checked(answer.upload, sensitivity, exact=exact)
+                    answers[site] = answer
+                except InvalidInput as error:
+                    refused[site] = f"not a valid answer: {error}"
+        return answers, refused
+
+
+def _too_few(event: RoundEvent, least: int) -> str:
+    reasons = [f"{site} refused: {reason}" for site, reason in event.refused.items()]
+    if event.silent:
+        reasons.append(f"silent: {', '.join(event.silent)}")
+    return (
+        f"round {event.t} of stage {event.stage!r} must have {least} answers, got "
+        f"{len(event.answered)} of {len(event.asked)} ({'; '.join(reasons)}). What is done is kept "
+        "and can be resumed"
+    )
 
 
 class Coordinator:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dpfedc.clustering.stage import Entry, Form, Shape, Stage, State, known_to, sent
 from dpfedc.errors import InvalidInput, Refused
-from dpfedc.privacy.exact import BOUND_UNITS, Upload
+from dpfedc.privacy.exact_sums import BOUND_UNITS, Upload
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfedc.errors import InvalidInput
-from dpfedc.privacy.exact import Upload
+from dpfedc.privacy.exact_sums import Upload
 from dpfedc.privacy.ledger import Head
 from dpfedc.settings import require_choice, require_integer
 

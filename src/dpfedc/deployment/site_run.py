@@ -19,7 +19,7 @@ from dpfedc.deployment.keys import is_signed
 from dpfedc.deployment.messages import Answer, Request, digest
 from dpfedc.errors import DPFedCError, InvalidInput, Refused
 from dpfedc.kernels.threads import rows_over_threads
-from dpfedc.privacy.exact import Upload
+from dpfedc.privacy.exact_sums import Upload
 from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.ledger import Ledger, Unusable
 from dpfedc.privacy.noise import SecureNoise, SimulatedNoise

@@ -22,7 +22,7 @@ from dpfedc.errors import DPFedCError, InvalidInput
 from dpfedc.kernels import Array
 from dpfedc.kernels.devices import on_host
 from dpfedc.privacy.charges import due_release
-from dpfedc.privacy.exact import Upload, decoded, exact_sum, exact_upload
+from dpfedc.privacy.exact_sums import Upload, decoded, exact_sum, exact_upload
 from dpfedc.privacy.noise import SecureNoise, SimulatedNoise
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
 from dpfedc.privacy.sampling import (

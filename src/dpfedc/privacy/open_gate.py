@@ -15,7 +15,7 @@ from array_api_compat import array_namespace
 
 from dpfedc.errors import DPFedCError
 from dpfedc.kernels import Array
-from dpfedc.privacy.exact import Upload
+from dpfedc.privacy.exact_sums import Upload
 from dpfedc.privacy.gate import Released, ReleaseEvent, received, with_noise
 from dpfedc.privacy.noise import SimulatedNoise
 from dpfedc.privacy.sampling import RoundSample, sampled_by_slot

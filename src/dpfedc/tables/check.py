@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpfedc.errors import DPFedCError
-from dpfedc.tables.cells import listed
+from dpfedc.tables.formats import listed
 from dpfedc.tables.sources import DataSource, Schema, expected_names
 from dpfedc.tables.stored import BROKEN, Block, numbers
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpfedc.errors import InvalidInput
-from dpfedc.tables.cells import StrPath, listed
+from dpfedc.tables.formats import StrPath, listed
 from dpfedc.tables.stored import Bools, Floats, StoredTable, file_table, numbers, word_columns
 
 if TYPE_CHECKING:

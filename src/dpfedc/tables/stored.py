@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfedc.errors import InvalidInput
-from dpfedc.tables.cells import by_name, is_header, number, read_columns, readable
+from dpfedc.tables.formats import by_name, is_header, number, read_columns, readable
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

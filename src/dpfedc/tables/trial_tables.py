@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfedc.errors import InvalidInput
-from dpfedc.tables.cells import (
+from dpfedc.tables.formats import (
     Array,
     Columns,
     StrPath,

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpfedc.errors import DataUnavailable, InvalidInput, MissingExtra
-from dpfedc.tables.read import Table, read_table, read_tables
+from dpfedc.tables.trial_tables import Table, read_table, read_tables
 
 reuse_folder = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
