@@ -10,7 +10,7 @@ from dpfedc.clustering.stage import SiteBatch
 from dpfedc.errors import DataUnavailable
 from dpfedc.kernels.clipping import clip_weights
 from dpfedc.privacy.sampling import RoundSample
-from dpfedc.tables import cells
+from dpfedc.tables import formats
 from support.code_names import ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -24,7 +24,7 @@ def page(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("contributing"))
         patch.setattr(registry, "_PLACES", dict(registry._PLACES))
-        patch.setattr(cells, "READERS", dict(cells.READERS))
+        patch.setattr(formats, "READERS", dict(formats.READERS))
         for block in BLOCKS:
             above = "\n" * TEXT[: block.start(1)].count(
                 "\n"

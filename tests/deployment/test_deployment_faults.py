@@ -7,7 +7,7 @@ and every answer that ever left a site must have been charged there.
 import numpy as np
 import pytest
 
-from dpfedc.deployment import checkpoint, remote
+from dpfedc.deployment import checkpoint, coordinator
 from dpfedc.deployment.coordinator import TooFewAnswers
 from dpfedc.deployment.messages import Answer, Refusal, Request
 from dpfedc.privacy.accountant import gaussian_epsilon
@@ -123,7 +123,7 @@ def test_requests_are_sent_again_as_they_were_written(tmp_path, monkeypatch):
         patch.setattr(transport, "exchange", deaths.around(transport.exchange))
         with pytest.raises(Killed):
             transport.coordinator().run()
-    monkeypatch.setattr(remote, "signed", lambda *args: None)
+    monkeypatch.setattr(coordinator, "signed", lambda *args: None)
     transport.coordinator().run()
     assert transport.sent[2] == transport.sent[1]
     assert Request.from_bytes(transport.sent[3]["berlin"]).receipt is None
