@@ -108,9 +108,9 @@ class Setting:
         return self.check(name, value, **limits)
 
 
-def whole(default: Any, least: int, **more: Any) -> Setting:
-    """Return a setting that counts something."""
-    return Setting(default, require_integer, {"least": least}, **more)
+def whole(default: Any, least: int, limit: int | None = None, **more: Any) -> Setting:
+    """Return a setting that counts something, up to a limit; `most` may name a fact instead."""
+    return Setting(default, require_integer, {"least": least, "most": limit}, **more)
 
 
 def number(default: Any, *, free: tuple[str | None, ...] = (), **limits: Any) -> Setting:

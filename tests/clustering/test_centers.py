@@ -9,7 +9,7 @@ from dpfedc.clustering.centers import COUNT_WEIGHT, MOVE_NOISE, Centers, Lengths
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.standardize import Mean, Scale, Subspace
 from dpfedc.engine.simulated import Sites
-from dpfedc.kernels.cluster_sums import relocated_centers
+from dpfedc.kernels.relocation import relocated_centers
 from dpfedc.randomness import Randomness
 from dpfedc.settings import Penalty
 from support.runs import opened, ran, released

@@ -107,7 +107,7 @@ def test_diagnostics_and_bad_input(rng):
     X = rng.normal(size=(60, 2))
     model = FederatedKMeans(3, diagnostics=True, random_state=0).fit(X, np.arange(60) % 3)
     assert "accuracy" in model.history_.rounds[-1].diagnostics
-    with pytest.raises(InvalidInput, match="n_rounds must be >= 1, got 0"):
+    with pytest.raises(InvalidInput, match="n_rounds must be from 1 to 100000, got 0"):
         FederatedKMeans(3, n_rounds=0).fit(X)
     with pytest.raises(InvalidInput, match=r"init must have shape \(3, 2\)"):
         FederatedKMeans(3, init=np.zeros((2, 2))).fit(X)

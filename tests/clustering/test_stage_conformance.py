@@ -18,6 +18,7 @@ from dpfedc.clustering.registry import method_named
 from dpfedc.clustering.run_plan import Federation
 from dpfedc.clustering.stage import Entry, Public, SiteBatch, Stage, contributed, known_to, sent
 from dpfedc.deployment.exchanges import exchanges
+from dpfedc.engine.simulated import SimulatedSites, Sites
 from dpfedc.errors import InvalidInput, Refused
 from dpfedc.privacy.exact_sums import BOUND_UNITS, Upload, exact_sum, unpacked
 from dpfedc.privacy.gate import Gate, ReleaseEvent, received
@@ -251,6 +252,25 @@ def test_what_has_no_proof_says_so_and_cannot_be_deployed(kind):
     assert kind.proved is False
     assert not Stage.deployed.fget(object.__new__(kind))
     assert kind.purpose
+
+
+def test_local_steps_take_the_parts_they_are_proved_for():
+    case = next(c for c in cases().values() if isinstance(c.stage, local_steps.LocalSteps))
+    gate = Gate(case.plan.privacy, SimulatedNoise(RNG), RNG)
+    batch = SiteBatch(case.batch.X, case.batch.offsets, case.batch.sites)
+    batch.memory = case.stage.prepare(batch, case.state, RNG)
+    sample = gate.sample(batch, stage=case.stage.name, t=1, n_parts=30)
+    with pytest.raises(InvalidInput, match="round 1 must have 4 parts, got 30"):
+        case.stage.local(batch, case.state, 1, sample, RNG)
+
+
+def test_a_gate_with_a_plan_refuses_a_stage_without_a_proof():
+    case = cases()["plain: factorisation"]
+    restarted = restarts.Restarts(case.stage, 2)
+    gate = Gate(case.plan.privacy, SimulatedNoise(RNG))
+    sites = SimulatedSites(Sites.of(case.batch.X), gate, RNG)
+    with pytest.raises(InvalidInput, match="has no proof"):
+        sites.round(restarted, case.state, 1, np.array([0]))
 
 
 def test_local_steps_and_their_like_are_simulated_only():

@@ -262,3 +262,18 @@ def test_a_bound_that_cannot_be_squared_is_refused_before_anything_is_charged(bo
     with pytest.raises(InvalidInput, match="the declared bound must be from 1e-100 to"):
         agreed(settings={"norm_bound": bound}).verified()
     assert agreed(settings={"norm_bound": 1e-90}).verified()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"clip_norm": 1e-200}, {"constant_feature": 1e200}, {"membership_steps": 10**9},
+     {"n_rounds": 10**9}],
+)  # fmt: skip
+def test_settings_under_which_every_round_would_fail_are_refused(wrong):
+    with pytest.raises(InvalidInput, match="must be"):
+        agreed("dp-fedc", settings=wrong)
+
+
+def test_operators_read_what_was_chosen():
+    told = " ".join(terms(agreed("dp-fedc", settings={"clip_norm": 0.5})))
+    assert "Settings: n_rounds 3, clip_norm 0.5." in told

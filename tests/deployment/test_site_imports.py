@@ -24,6 +24,7 @@ NOT_AT_A_SITE = (
     "dpfedc.engine",
     "dpfedc.estimators",
     "dpfedc.report",
+    "dpfedc.privacy.open_gate",
     "dpfedc.deployment.checkpoint",
     "dpfedc.deployment.coordinator",
     "dpfedc.deployment.runs",

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpfedc.kernels import rows
-from dpfedc.kernels.cluster_sums import cluster_means, one_hot, relocated_centers, squared_distances
+from dpfedc.kernels.cluster_sums import cluster_means, one_hot, squared_distances
+from dpfedc.kernels.relocation import relocated_centers
 from dpfedc.kernels.row_views import Standardized, centered_norms
 from dpfedc.kernels.segments import padded_rows, segment_products, segment_sum
 from dpfedc.privacy import sums as privacy_sums

@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfedc.errors import DPFedCError, InvalidInput, Refused
+from dpfedc.kernels.row_views import Columns
 from dpfedc.privacy.accountant import plan_epsilon, releases_epsilon
 from dpfedc.privacy.gate import Gate, Released, ReleaseEvent
-from dpfedc.privacy.noise import SimulatedNoise
+from dpfedc.privacy.noise import SecureNoise, SimulatedNoise
 from dpfedc.privacy.open_gate import OpenGate, SiteUploads
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
 from dpfedc.privacy.sampling import RoundSample, sampled_by_slot
 from dpfedc.privacy.schedule import most_rounds_of_a_site, schedule
-from dpfedc.privacy.sums import KernelSum, SiteValues
+from dpfedc.privacy.sums import KernelSum, OuterSum, SiteValues
 from dpfedc.randomness import Randomness
 from support.noise_checks import (
     NOISE,
@@ -152,9 +153,53 @@ def test_coins_are_refused_when_they_have_been_used_in_the_round():
     sample = gate.sample(batch, stage=F, t=1)
     let_out(gate, ZERO, batch, sample, stage=F)
     require_refused(gate, batch, sample)
-    twice = [(ZERO, batch, gate.sample(batch, stage=F, t=1))] * 2
-    with pytest.raises(InvalidInput, match=REFUSED + "1, once"):
-        gate.release(twice, np.array([0]), stage=F, t=1, sensitivity=1.0)
+    twice = [(ZERO, batch, gate.sample(batch, stage=F, t=2))] * 2
+    with pytest.raises(InvalidInput, match=REFUSED + "2, once"):
+        gate.release(twice, np.array([0]), stage=F, t=2, sensitivity=1.0)
+
+
+@pytest.mark.parametrize("noise", [SimulatedNoise(Randomness(0)), SecureNoise()])
+def test_coins_are_drawn_once_a_round(noise):
+    """Drawn again and again, they would be those that somebody likes best."""
+    gate = Gate(plan_of(q=0.25), noise, Randomness(0))
+    gate.sample(empty_batch([0]), stage=F, t=2)
+    for t in (2, 1):
+        with pytest.raises(InvalidInput, match="drawn once a round, in order"):
+            gate.sample(empty_batch([0]), stage=F, t=t)
+    gate.sample(empty_batch([0]), stage=F, t=3)
+
+
+@pytest.mark.parametrize(
+    "sites", [np.array([False, True]), np.array([], dtype=int), np.array([[0]]), np.array([0.0])]
+)
+def test_sites_that_are_no_numbers_are_refused_before_a_charge(sites):
+    """A mask is charged to other sites than those that release."""
+    gate = gate_of(plan_of())
+    with pytest.raises(InvalidInput, match="sites must be distinct numbers"):
+        gate.release([], sites, stage=F, t=1, sensitivity=1.0)
+    with pytest.raises(InvalidInput, match="t must be a whole number"):
+        gate.release([], np.array([0]), stage=F, t=True, sensitivity=1.0)
+    assert not gate._charged.get(F, np.zeros(1)).any()
+
+
+def test_more_sites_than_planned_are_refused():
+    """Each of them would add a smaller share of the noise than was promised against the others."""
+    plan = PrivacyPlan((PlannedRelease(F, 2, 1, 2, 5.0),), 1e-5, "secure-aggregation", 3)
+    with pytest.raises(InvalidInput, match="planned for 1 sites, got 2"):
+        gate_of(plan).release([], np.array([0, 1]), stage=F, t=1, sensitivity=1.0)
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_rows_that_are_not_the_batch_s_are_refused(rows):
+    gate, batch = gate_of(plan_of()), batch_of_sizes(3)
+    strangers = OuterSum(np.ones((rows, 1)), Columns.of(np.ones(rows)), np.ones(rows), shape=())
+    with pytest.raises(InvalidInput, match="one row for each of 3 records"):
+        let_out(gate, strangers, batch, stage=F)
+
+
+def test_nothing_is_added_to_a_plan_later():
+    plan = PrivacyPlan([PlannedRelease(F, 1, 1, 1, 5.0)], 1e-5, "local", 1)
+    assert isinstance(plan.releases, tuple)
 
 
 def test_an_attempt_with_other_coins_has_been_charged():
@@ -172,9 +217,9 @@ def test_coins_of_other_sites_or_sizes_are_refused(other):
     """One coin for four records would be the same for all of them."""
     gate, batch = uncharged(0.25), batch_of_sizes(4)
     sample = gate.sample(other, stage=F, t=1)
-    require_refused(gate, batch, sample)
-    gate.sample(batch, stage=F, t=1)
-    require_refused(gate, batch, sample)
+    zero = OuterSum(np.ones((4, 1)), Columns.of(np.zeros(4)), np.zeros(4), shape=())
+    with pytest.raises(InvalidInput, match=r"coins that the gate drew|one row for each of 4"):
+        let_out(gate, zero, batch, sample, stage=F)
     assert gate.events == []
 
 

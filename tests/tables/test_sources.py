@@ -172,7 +172,9 @@ def test_sqlite_text_that_is_no_text(tmp_path):
         (b"1", "1 missing"),
         (b"1,2,3", "1 missing"),
         (b"", "1 missing"),
-        (b'"1,2', None),
+        (b'"1,2', "1 missing"),  # a quote that is not closed
+        (b'1,2"\r3', "1 missing"),  # a lone carriage return
+        (b"\r", "1 missing"),
         (b"\xff,2", "1 not a number"),
         (b"\x00,2", "1 not a number"),
         (b"1e999,2", "1 infinite"),
@@ -183,16 +185,21 @@ def test_sqlite_text_that_is_no_text(tmp_path):
 )
 def test_csv_rows_that_do_not_fit(tmp_path, row, reason):
     path = tmp_path / "t.csv"
-    # The quote that is never closed swallows what follows; the others stay in their row.
-    after = b"" if reason is None else b"5,6\r\n\r\n\r\n"
-    path.write_bytes(b"\xef\xbb\xbf a ,b\r\n3,4\r\n" + row + b"\r\n" + after)
+    path.write_bytes(b"\xef\xbb\xbf a ,b\r\n3,4\r\n" + row + b"\r\n5,6\r\n")
     source = DataSource(path)
     records = source.load(("a", "b"))
-    assert records.present.tolist() == ([True, False] if reason is None else [True, False, True])
-    assert records.X[~records.present].tolist() == [[0, 0]]
-    if reason is not None:
-        value, severity = lines(source.check())["column 'a'"]
-        assert (value.split("; ")[1], severity) == (reason, "warning")
+    assert records.present.tolist() == [True, False, True]
+    assert records.X.tolist() == [[3, 4], [0, 0], [5, 6]]
+    value, severity = lines(source.check())["column 'a'"]
+    assert (value.split("; ")[1], severity) == (reason, "warning")
+
+
+@pytest.mark.parametrize("last", [b"5,6", b"", b'"5,6', b"5\r,6", b"\x00"])
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+def test_no_text_in_a_line_changes_how_many_there_are(tmp_path, last, end):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"a,b\n1,2\n3,4\n" + (last or b" ") + end)
+    assert len(DataSource(path).load(("a", "b")).X) == 3
 
 
 def test_numbers_of_any_type(tmp_path):

@@ -22,12 +22,7 @@ from array_api_compat import array_namespace, device
 from dpfedc.clustering.stage import Entry, Form, Known, Public, SiteBatch, Stage, State, broadcast
 from dpfedc.clustering.standardize import VIEW, standardized_memory, standardized_view
 from dpfedc.kernels import Array
-from dpfedc.kernels.cluster_sums import (
-    cluster_means,
-    one_hot,
-    relocated_centers,
-    squared_distances,
-)
+from dpfedc.kernels.cluster_sums import cluster_means, one_hot, squared_distances
 from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.objective import membership_matrix
 from dpfedc.kernels.row_views import Columns, Standardized
@@ -161,11 +156,13 @@ class Centers(Stage):
         squares = batch.memory["plain_squares"]
         plain = replace(full, squared_norms=squares, constant=0.0, basis=None)
         if t == 1:
-            H = membership_matrix(full, state["W"], penalty=self.penalty, steps=self.final_steps)
+            H = membership_matrix(
+                full, broadcast(state, "W"), penalty=self.penalty, steps=self.final_steps
+            )
             labels = xp.argmax(H, axis=1)
         else:
-            A = plain.products(state["centers"])
-            labels = xp.argmin(squared_distances(A, squares, state["centers"]), axis=1)
+            centers = broadcast(state, "centers")
+            labels = xp.argmin(squared_distances(plain.products(centers), squares, centers), axis=1)
         members = one_hot(labels, self.n_clusters, batch.X)
         finite = xp.where(xp.isfinite(squares), squares, xp.zeros_like(squares))
         a = COUNT_WEIGHT
@@ -191,6 +188,8 @@ class Centers(Stage):
         elif t % 2 == 0:
             means = best_centers  # the last move made things worse: take it back
         if self.refine and t % 2 == 1 and t + 2 <= self.n_rounds:
+            from dpfedc.kernels.relocation import relocated_centers  # no site needs it
+
             directions = on_host(state["directions"])[t - 1]
             noise = MOVE_NOISE * self.noise_std / COUNT_WEIGHT
             means = relocated_centers(means, counts, spread, directions, noise=noise)

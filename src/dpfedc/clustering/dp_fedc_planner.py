@@ -27,6 +27,7 @@ from dpfedc.clustering.method import (
     declares_bound,
 )
 from dpfedc.clustering.run_plan import (
+    MAX_ROUNDS,
     MAX_USABLE_NOISE,
     NO_NOISE,
     Federation,
@@ -54,26 +55,28 @@ if TYPE_CHECKING:
     from dpfedc.model_file import ClusterModel
 
 AUTO = ("auto",)
+MAX_STEPS, MAX_CONSTANT, MIN_CLIP_NORM = 10_000, 1e6, 1e-6
+"""Beyond these every round would fail or take hours at a site, and stay charged."""
 SETTINGS: Mapping[str, Setting] = {
     "n_clusters": whole(8, 1),
-    "n_rounds": whole("auto", 1, free=AUTO),
+    "n_rounds": whole("auto", 1, MAX_ROUNDS, free=AUTO),
     "sites_per_round": whole(None, 1, free=(None,), most="n_sites"),
     "init": anything(None),
     "center": flag(True),
     "scale": flag(True),
     "norm_bound": number("auto", free=AUTO, above=0),
     "feature_ranges": anything(None),
-    "constant_feature": number(0.0, least=0),
-    "refine_rounds": whole("auto", 0, free=AUTO),
+    "constant_feature": number(0.0, least=0, most=MAX_CONSTANT),
+    "refine_rounds": whole("auto", 0, MAX_ROUNDS, free=AUTO),
     "subspace": whole("auto", 1, free=(None, "auto"), most="n_features"),
     "nonnegative": flag(False),
-    "membership_steps": whole(10, 1),
+    "membership_steps": whole(10, 1, MAX_STEPS),
     "update": one_of("gradient", "gradient", "sums-and-gram"),
     "extra_steps": whole(None, 0, free=(None,), deployed=False),
     "sampling_probability": number(1.0, above=0, most=1),
     "batch_size": whole(50, 1, deployed=False),
     "orthogonality": number("auto", free=AUTO, least=0),
-    "clip_norm": number("auto", free=AUTO, above=0),
+    "clip_norm": number("auto", free=AUTO, least=MIN_CLIP_NORM, most=1 / MIN_CLIP_NORM),
     "step": number("auto", free=AUTO, above=0),
     "momentum": number("auto", free=AUTO, least=0, below=1),
     "gradient_bound": number(None, free=(None,), above=0, deployed=False),

@@ -49,7 +49,7 @@ def spread_points(k: int, m: int, *, rng: np.random.Generator) -> npt.NDArray[np
 
 @dataclass(frozen=True)
 class LloydSums(Stage):
-    """Release (x, 1) summed by nearest centre; the state's `centres` become the means.
+    """Release (x, 1) summed by nearest centre; the state's `centers` become the means.
 
     With a `bound` in the state, records are clipped to it around the `origin` and measured in units
     of it: sensitivity sqrt(2). A cluster whose count is below `min_count` keeps its centre.

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 
 from dpfedc.clustering.lloyd import LloydSums
 from dpfedc.clustering.method import Float, Method, Settings, checked_start, declares_bound
-from dpfedc.clustering.run_plan import NO_NOISE, Federation, RunPlan, private_stages
+from dpfedc.clustering.run_plan import (
+    MAX_ROUNDS,
+    NO_NOISE,
+    Federation,
+    RunPlan,
+    private_stages,
+)
 from dpfedc.clustering.stage import Stage
 from dpfedc.clustering.standardize import Bound
 from dpfedc.privacy.privacy_plan import PrivacyPlan
@@ -18,7 +24,7 @@ BOUND_SHARE = 0.01
 def _settings(n_rounds: int) -> Mapping[str, Setting]:
     return {
         "n_clusters": whole(8, 1),
-        "n_rounds": whole(n_rounds, 1),
+        "n_rounds": whole(n_rounds, 1, MAX_ROUNDS),
         "sites_per_round": whole(None, 1, free=(None,), most="n_sites"),
         "init": anything(None),
         "norm_bound": number("auto", free=("auto",), above=0),

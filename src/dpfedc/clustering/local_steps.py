@@ -16,6 +16,7 @@ from array_api_compat import array_namespace, device
 from dpfedc.clustering.factorization import W_MAX, Factorization
 from dpfedc.clustering.stage import SiteBatch, State, broadcast
 from dpfedc.clustering.standardize import standardized_view
+from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
 from dpfedc.kernels.clipping import only_where
 from dpfedc.kernels.segments import by_size
@@ -100,6 +101,8 @@ class LocalSteps(Factorization):
         precision a large site's rounding would be as long as a record's share.
         """
         parts, q = sample.n_parts, sample.probability
+        if parts != self.n_parts(t):  # the step constant holds for these parts alone
+            raise InvalidInput(f"round {t} must have {self.n_parts(t)} parts, got {parts}")
         if parts == 1:
             return super().local(batch, state, t, sample, randomness)
         view = standardized_view(batch, state, self.constant)

@@ -91,7 +91,7 @@ def _counted(n: int, what: str) -> str:
 
 
 def _subject(plan: RunPlan, facts: Federation) -> str:
-    n_clusters = next(s.n_clusters for s in plan.stages if hasattr(s, "n_clusters"))
+    n_clusters = max(getattr(stage, "n_clusters", 0) for stage in plan.stages)
     sizes = facts.records_per_site
     least, most = int(sizes.min()), int(sizes.max())
     where = f"at {facts.n_sites:,} sites with {least:,} to {most:,} records each"

@@ -15,6 +15,8 @@ from dpfedc.privacy.schedule import most_rounds_of_a_site
 from dpfedc.settings import Penalty, PrivacyTarget
 
 NO_NOISE = "no noise was added: not private"
+MAX_ROUNDS = 100_000
+"""Of one stage: planning and paying for more would keep a site busy before anyone accepts."""
 MAX_HARMLESS_NOISE, MAX_USABLE_NOISE = 0.2, 0.7
 """Below the first noise ratio a run finds about what it would find without noise; above the second
 results are poor, and a subspace is worth its price."""

@@ -173,13 +173,14 @@ def require_affordable(agreement: Agreement, ledger: Ledger) -> float:
     """
     opening, totals = ledger.opening, ledger.totals()
     left = totals.left
-    cap, plan, first = cap_of(opening.cap_kind, opening.cap), agreement.privacy, True
-    total = dict.fromkeys(left, 0.0)
+    cap, plan = cap_of(opening.cap_kind, opening.cap), agreement.privacy
+    total, first = dict.fromkeys(left, 0.0), True
     for release in plan.releases:
-        for _ in range(release.rounds_per_site):
-            cost, _ = cap.costs(plan, release.noise_multiplier, shares=1, first=first)
-            total = {name: total[name] + cost[name] for name in total}
-            first = False
+        n, z = release.rounds_per_site, release.noise_multiplier
+        once, _ = cap.costs(plan, z, shares=1, first=first)
+        more, _ = cap.costs(plan, z, shares=1, first=False)
+        total = {name: total[name] + once[name] + (n - 1) * more[name] for name in total}
+        first = False
     for name, cost_in_all in total.items():
         if cost_in_all > left[name]:
             raise InvalidInput(

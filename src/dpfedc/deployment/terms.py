@@ -15,7 +15,7 @@ NOISE_WORDS = {
     "simulated": "SIMULATED: drawn from the public seed, so that anyone can take it off again. "
     "Nothing is protected. Never use it with real records",
 }
-MAX_NAMED = 30
+MAX_NAMED, MAX_SETTINGS = 30, 1000
 """So many columns are listed; hundreds of pixels would hide all else."""
 
 
@@ -32,6 +32,7 @@ def terms(agreement: Agreement) -> list[str]:
     paragraphs = [
         f"Run: {agreement.name}, coordinated by {agreement.coordinator}; {agreement.method} with "
         f"{agreement.settings['n_clusters']} clusters.",
+        *_settings(agreement),
         f"Sites: {sites}. These names and numbers are public.",
         f"Reads: the {_columns(agreement.features)} of your records, and nothing else of them.",
         f"Protected: every single {unit} ({RELATION} neighbours: the same data with that {unit} "
@@ -53,6 +54,12 @@ def terms(agreement: Agreement) -> list[str]:
     )
     paragraphs.append(f"Identity: {identity}")
     return paragraphs
+
+
+def _settings(agreement: Agreement) -> list[str]:
+    """Return what the coordinator chose in place of the method's defaults."""
+    chosen = [f"{n} {v}" for n, v in agreement.settings.items() if n != "n_clusters"]
+    return [f"Settings: {', '.join(chosen)[:MAX_SETTINGS]}."] if chosen else []
 
 
 def _columns(features: tuple[str, ...]) -> str:

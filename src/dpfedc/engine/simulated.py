@@ -191,6 +191,8 @@ class SimulatedSites:
 
     def round(self, stage: Stage, state: State, t: int, cohort: npt.NDArray[np.int64]) -> Released:
         """Return what the cohort releases, worked through a few sites at a time where it may be."""
+        if isinstance(self.gate, Gate) and not stage.proved:
+            raise InvalidInput(f"stage {stage.name!r} has no proof: a gate with a plan refuses it")
         released = self.gate.release(
             self._parts(stage, state, t, cohort),
             cohort,

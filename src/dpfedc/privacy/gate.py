@@ -34,6 +34,7 @@ from dpfedc.privacy.sampling import (
 )
 from dpfedc.privacy.sums import Batch, OuterSum, Part, kept, summed
 from dpfedc.randomness import Randomness
+from dpfedc.settings import require_integer
 
 _GATE = object()
 NO_EXACT_SUM = (
@@ -125,6 +126,7 @@ class Gate:
     events: list[ReleaseEvent] = field(default_factory=list)
     _charged: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     _last_round: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
+    _sampled: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     _drawn: Unused = field(default_factory=Unused)
 
     @property
@@ -138,6 +140,11 @@ class Gate:
         secure = isinstance(self.noise, SecureNoise)
         if secure and n_parts > 1:
             raise InvalidInput(NO_EXACT_SUM.format(stage))
+        if q < 1:  # drawn again, they could be drawn until they please
+            last = self._sampled.setdefault(stage, np.zeros(self.plan.n_sites, dtype=np.int64))
+            if int(last[batch.sites].max()) >= t:
+                raise InvalidInput(f"coins of stage {stage!r} are drawn once a round, in order")
+            last[batch.sites] = t
         if q == 1:
             sample = sampled_by_slot(batch, n_parts)
         elif secure:
@@ -194,6 +201,7 @@ class Gate:
         done, n_records, symmetric = [], 0, set()
         for part in parts:
             contribution, batch, sample = part
+            _require_rows(stage, part)
             self._require_drawn(planned, sample, batch, t)
             _require_sensitivity(stage, sensitivity, contribution.like)
             total = self._sum(part, stage, sensitivity) + total
@@ -251,11 +259,17 @@ class Gate:
 
     def _charge(self, stage: str, t: int, sites: npt.NDArray[Any]) -> PlannedRelease:
         """Count the release at every site, before anything is computed from its records."""
-        n_sites = self.plan.n_sites
+        n_sites, sites = self.plan.n_sites, np.asarray(sites)
+        # A mask or a list of none would be charged to others than those who release.
+        numbered = sites.ndim == 1 and len(sites) > 0 and sites.dtype.kind in "iu"
         ordered = np.sort(sites)
-        repeated = bool((ordered[1:] == ordered[:-1]).any())
-        if repeated or not 0 <= ordered[0] <= ordered[-1] < n_sites:
+        if (
+            not numbered
+            or bool((ordered[1:] == ordered[:-1]).any())
+            or not 0 <= ordered[0] <= ordered[-1] < n_sites
+        ):
             raise InvalidInput(f"sites must be distinct numbers below {n_sites}, got {sites}")
+        require_integer("t", t, least=1)
         counts = self._charged.setdefault(stage, np.zeros(n_sites, dtype=np.int64))
         last = self._last_round.setdefault(stage, np.zeros(n_sites, dtype=np.int64))
         planned = due_release(
@@ -265,6 +279,11 @@ class Gate:
             n_charged=int(counts[sites].max()),
             last_round=int(last[sites].max()),
         )
+        if len(sites) > planned.sites_per_round:
+            raise InvalidInput(
+                f"a round of stage {stage!r} is planned for {planned.sites_per_round} sites, "
+                f"got {len(sites)}"
+            )
         counts[sites] += 1
         last[sites] = t
         return planned
@@ -284,6 +303,19 @@ def with_noise(value: Array, noise: Array, *, symmetric: bool = False) -> Array:
         diagonal = own.triu(noise) - own.triu(noise, k=1)
         noise = upper + upper.T + diagonal
     return value + xp.asarray(noise, dtype=value.dtype, device=device(value))
+
+
+def _require_rows(stage: str, part: Part) -> None:
+    """Refuse a contribution that is not of the batch's records, one row and one coin for each."""
+    contribution, batch, sample = part
+    n = (batch.n_records,)
+    shapes = [] if sample.part is None else [sample.part.shape]
+    if batch.present is not None:
+        shapes.append(tuple(batch.present.shape))
+    if isinstance(contribution, OuterSum):
+        shapes.append(tuple(contribution.norms.shape))
+    if any(shape != n for shape in shapes):
+        raise InvalidInput(f"stage {stage!r} must contribute one row for each of {n[0]} records")
 
 
 def _require_sensitivity(stage: str, sensitivity: float, like: Array) -> None:

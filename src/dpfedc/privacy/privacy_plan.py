@@ -69,6 +69,7 @@ class PrivacyPlan:
     spare_delta: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "releases", tuple(self.releases))  # nobody adds to it later
         require_choice("trust", self.trust, TRUST_MODELS)
         require_delta(self.delta)
         require_number("spare_delta", self.spare_delta, least=0, below=self.delta)

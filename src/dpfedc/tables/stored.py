@@ -67,13 +67,8 @@ def _csv_table(file: Path) -> StoredTable:
     places = by_name(file, names, range(len(names)))
 
     def rows(wanted: Sequence[str]) -> Iterator[list[Any]]:
-        chosen, broken, n_blank = [places[name] for name in wanted], [BROKEN] * len(wanted), 0
+        chosen, broken = [places[name] for name in wanted], [BROKEN] * len(wanted)
         for row in islice(_csv_rows(file), 1, None):
-            if not row:
-                n_blank += 1  # at the end of the file blank lines are no rows
-                continue
-            yield from [broken] * n_blank
-            n_blank = 0
             yield [row[j].strip() for j in chosen] if len(row) == len(names) else broken
 
     def blocks(wanted: Sequence[str]) -> Iterator[Block]:
@@ -85,16 +80,18 @@ def _csv_table(file: Path) -> StoredTable:
 
 
 def _csv_rows(file: Path) -> Iterator[list[str]]:
-    """Read a CSV file's rows, the header too; a blank line is an empty row."""
-    with readable(file), file.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
-        rows = csv.reader(lines)
-        while True:
+    """Read a CSV file's rows, the header too: every line is a row, whatever stands in it.
+
+    Each line is read for itself, so that no text in one row changes another, or how many there are.
+    A quote that is not closed, or a lone carriage return, breaks its own row.
+    """
+    with readable(file), file.open("rb") as lines:
+        for i, line in enumerate(lines):
+            text = line.decode("utf-8" if i else "utf-8-sig", errors="replace")
             try:
-                yield next(rows)
-            except StopIteration:
-                return
-            except csv.Error:  # a cell beyond the parser's limit
-                yield [""]
+                yield next(csv.reader([text.removesuffix("\n").removesuffix("\r")]), [])
+            except csv.Error:  # a carriage return within, or a cell beyond the parser's limit
+                yield []
 
 
 def numbers(block: Block) -> tuple[Floats, Bools]:
