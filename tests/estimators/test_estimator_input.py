@@ -76,10 +76,10 @@ def test_duplicates_are_fine_while_enough_rows_differ():
 
 BAD_SETTINGS = {
     "n_clusters": [(0, ">= 1"), (2.0, "whole number >= 1"), (True, "whole number")],
-    "n_rounds": [(0, ">= 1"), (-3, ">= 1"), ("many", "whole number >= 1"), (None, "whole number")],
+    "n_rounds": [(0, "from 1 to"), (-3, "from 1 to"), ("many", "whole number"), (None, "whole")],
     "sites_per_round": [(0, "from 1 to 4"), (5, "from 1 to 4"), (1.5, "from 1 to 4")],
-    "refine_rounds": [(-1, ">= 0"), ("some", "whole number >= 0")],
-    "membership_steps": [(0, ">= 1")],
+    "refine_rounds": [(-1, "from 0 to"), ("some", "whole number from 0 to")],
+    "membership_steps": [(0, "from 1 to"), (10**9, "from 1 to 10000")],
     "extra_steps": [(-1, ">= 0"), (0.5, "whole number >= 0")],
     "batch_size": [(0, ">= 1")],
     "epsilon": [
@@ -89,7 +89,7 @@ BAD_SETTINGS = {
     "trust": [("nobody", "local, secure-aggregation, trusted-server")],
     "variant": [("printed", "normalized, published")],
     "orthogonality": [(-0.1, ">= 0"), ("hard", ">= 0")],
-    "clip_norm": [(0, "> 0"), (-1.0, "> 0")],
+    "clip_norm": [(0, ">= 1e-06"), (-1.0, ">= 1e-06")],
     "step": [(0.0, "> 0")],
     "momentum": [(1.0, ">= 0 and < 1"), (-0.1, ">= 0 and < 1")],
     "constant_feature": [(-1, ">= 0")],

@@ -226,7 +226,7 @@ def test_declared_bounds_are_used_as_declared(digits):
         ({"sites_per_round": 5, "colluding_sites": 5}, "more survivors than colluding_sites=5"),
         ({"epsilon": 0.0}, "epsilon must be"),
         ({"delta": 1.0}, "delta must be"),
-        ({"clip_norm": 1e-300}, "must state a sensitivity"),
+        ({"clip_norm": 1e-300}, "clip_norm must be >= 1e-06"),
     ],
 )
 def test_settings_that_cannot_be_kept_are_refused(digits, settings, message):

@@ -91,10 +91,12 @@ def test_a_gate_with_a_plan_refuses_the_points(ragged):
     plan = PrivacyPlan((PlannedRelease("coreset", 2, 12, 2, 1.0),), 1e-5, "local", 12)
     randomness = Randomness(0)
     noise, sites = SimulatedNoise(randomness), sites_of(X, offsets)
-    with pytest.raises(InvalidInput, match="'coreset' must state a sensitivity"):
+    with pytest.raises(InvalidInput, match="'coreset' has no proof"):
         ran([Coreset(3, 40)], sites, randomness, gate=Gate(plan, noise, randomness))
 
     class Claiming(Coreset):
+        proved = True
+
         def sensitivity(self, state, t):
             return 1.0
 

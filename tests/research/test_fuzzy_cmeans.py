@@ -368,7 +368,7 @@ def test_a_planned_gate_refuses_uploads_of_points(blobs):
     plan = PrivacyPlan((PlannedRelease("fuzzy-c-means", 1, 10, 1, 1.0),), 1e-5, "local", 10)
     randomness = Randomness(0)
     noise, federation = SimulatedNoise(randomness), Sites.of(X, sites)
-    with pytest.raises(InvalidInput, match="'fuzzy-c-means' must state a sensitivity"):
+    with pytest.raises(InvalidInput, match="'fuzzy-c-means' has no proof"):
         ran(
             [FuzzyCMeansRounds(3, n_rounds=1)],
             federation,
@@ -377,6 +377,8 @@ def test_a_planned_gate_refuses_uploads_of_points(blobs):
         )
 
     class Claiming(FuzzyCMeansRounds):
+        proved = True
+
         def sensitivity(self, state, t):
             return 1.0
 

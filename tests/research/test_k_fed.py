@@ -425,10 +425,12 @@ def test_a_planned_gate_refuses_uploads_of_points(blobs):
     plan = PrivacyPlan((PlannedRelease("k-fed", 1, 10, 1, 1.0),), 1e-5, "local", 10)
     randomness = Randomness(0)
     noise, federation = SimulatedNoise(randomness), Sites.of(X, sites)
-    with pytest.raises(InvalidInput, match="'k-fed' must state a sensitivity"):
+    with pytest.raises(InvalidInput, match="'k-fed' has no proof"):
         ran([KFedRound(3, 2)], federation, randomness, gate=Gate(plan, noise, randomness))
 
     class Claiming(KFedRound):
+        proved = True
+
         def sensitivity(self, state, t):
             return 1.0
 

@@ -190,13 +190,18 @@ def test_a_gate_with_a_plan_refuses_the_points(ragged):
     plan = PrivacyPlan((PlannedRelease("candidates", 7, 12, 7, 1.0),), 1e-5, "local", 12)
     randomness = Randomness(0)
     noise, sites = SimulatedNoise(randomness), sites_of(X, offsets)
-    for error, message, state in (
-        (InvalidInput, "'candidates' must state a sensitivity", {}),
-        (DPFedCError, "uploaded points have no sum over records", {"bound": np.asarray(2.0)}),
+
+    class Claiming(Candidates):
+        proved = True
+
+    for kind, error, message, state in (
+        (Candidates, InvalidInput, "'candidates' has no proof", {}),
+        (Claiming, InvalidInput, "'candidates' must state a sensitivity", {}),
+        (Claiming, DPFedCError, "uploaded points have no sum", {"bound": np.asarray(2.0)}),
     ):
         gate = Gate(plan, noise, randomness)
         with pytest.raises(error, match=message):
-            ran([Candidates(6.0, 7)], sites, randomness, gate=gate, state=state)
+            ran([kind(6.0, 7)], sites, randomness, gate=gate, state=state)
 
 
 def test_without_noise_a_sum_stays_as_it_is(ragged):

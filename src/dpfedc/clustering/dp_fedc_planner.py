@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -172,13 +173,7 @@ class DPFedCMethod(Method):
                 stages, _shares(stages, n_refine), facts, target, privacy=privacy, spare_delta=spare
             )
             plan = replace(plan, stages=told, privacy=privacy)
-
-        def explain() -> Iterator[str]:
-            from dpfedc.clustering.dp_fedc_results import reasons
-
-            return reasons(plan, facts, search, dimensions)
-
-        return replace(plan, explain=explain)
+        return replace(plan, explain=partial(_reasons, plan, facts, search, dimensions))
 
     def model(
         self,
@@ -206,6 +201,14 @@ class DPFedCMethod(Method):
 
 
 DP_FEDC = DPFedCMethod()
+
+
+def _reasons(
+    plan: RunPlan, facts: Federation, search: Factorization, dimensions: int
+) -> Iterator[str]:
+    from dpfedc.clustering.dp_fedc_results import reasons
+
+    return reasons(plan, facts, search, dimensions)
 
 
 def _check_restarts(choices: SimpleNamespace, *, published: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,26 +139,38 @@ def published_noise(
         outside_conditions="stamp",
     )
 
-    def rule(steps: int, q: npt.NDArray[Any], eta: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        # Theorem 2 is a product of powers in eta: one call at eta = 1 serves all sites of one q.
-        ratios, which = np.unique(q, return_inverse=True)
-        variances = [
-            float(
-                noise_variance(
-                    per_round.value,
-                    target.delta,
-                    gradient_bound=method.gradient_bound,
-                    centroid_steps=steps,
-                    eta=1.0,
-                    q=float(ratio),
-                    outside_conditions="stamp",
-                )
-            )
-            for ratio in ratios
-        ]
-        return np.asarray(np.sqrt(np.asarray(variances)[which]) / eta)
-
+    rule = partial(_noise_std, per_round.value, target.delta, method.gradient_bound)
     return rule, (*per_round.violated, *worst.violated)
+
+
+def _noise_std(
+    epsilon: float,
+    delta: float,
+    gradient_bound: float,
+    steps: int,
+    q: npt.NDArray[Any],
+    eta: npt.NDArray[Any],
+) -> npt.NDArray[Any]:
+    """Return the noise of Theorem 2 for every site, from its q and its eta.
+
+    It is a product of powers in eta: one call at eta = 1 serves all sites of one q.
+    """
+    ratios, which = np.unique(q, return_inverse=True)
+    variances = [
+        float(
+            noise_variance(
+                epsilon,
+                delta,
+                gradient_bound=gradient_bound,
+                centroid_steps=steps,
+                eta=1.0,
+                q=float(ratio),
+                outside_conditions="stamp",
+            )
+        )
+        for ratio in ratios
+    ]
+    return np.asarray(np.sqrt(np.asarray(variances)[which]) / eta)
 
 
 def published_noise_multipliers(
