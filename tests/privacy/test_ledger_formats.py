@@ -4,13 +4,15 @@ The files in tests/data were written by version 0.1.0 and are never made again.
 """
 
 import shutil
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dpfedc.errors import Refused
-from dpfedc.privacy.ledger import Ledger
+from dpfedc.privacy.ledger import Ledger, Unusable
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
 
 DATA = Path(__file__).parents[1] / "data"
@@ -85,3 +87,14 @@ def test_what_it_has_spent_cannot_be_spent_again(old):
     weak = PrivacyPlan((PlannedRelease("bound", 1, 3, 1, 0.2),), 1e-6, "local", 3)
     with pytest.raises(Refused, match="over the lifetime cap"):
         ledger.charge("c" * 64, weak, "bound", 1, "first", noise_multiplier=0.2)
+
+
+def test_a_ledger_of_a_later_format_is_left_alone(tmp_path):
+    path = tmp_path / "site.ledger"
+    shutil.copyfile(DATA / "ledger-0.1.0-basic.sqlite", path)
+    with closing(sqlite3.connect(path)) as later:
+        later.execute("PRAGMA user_version = 7")
+    before = path.read_bytes()
+    with pytest.raises(Unusable, match="must be a ledger of format 0, got 7"):
+        Ledger.open(path)
+    assert path.read_bytes() == before

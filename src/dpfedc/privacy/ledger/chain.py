@@ -17,6 +17,8 @@ from typing import Any
 
 from dpfedc.errors import InvalidInput, Refused
 
+FORMAT = 0
+"""SQLite's user_version of the file; version 0.1.0 wrote this one."""
 _WAIT_S = 60.0
 """How long a process waits for another one that is writing."""
 
@@ -66,11 +68,14 @@ class Chain:
             where = f"{path.resolve().as_uri()}?mode=rw"
             self._db = sqlite3.connect(where, uri=True, timeout=_WAIT_S, isolation_level=None)
             try:
+                (found,) = self._db.execute("PRAGMA user_version").fetchone()
+                if found != FORMAT:
+                    raise Unusable(f"{path} must be a ledger of format {FORMAT}, got {found}")
                 self._db.execute("PRAGMA journal_mode = WAL")
                 # Every commit is on the disk before it returns; fullfsync makes macOS obey.
                 self._db.execute("PRAGMA synchronous = FULL")
                 self._db.execute("PRAGMA fullfsync = ON")
-            except sqlite3.Error:
+            except (sqlite3.Error, Unusable):
                 self._db.close()
                 raise
 
