@@ -22,7 +22,9 @@ from dpfedc.clustering.centers import Centers, Lengths
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.method import (
     Method,
+    Plan,
     Settings,
+    Target,
     checked_ranges,
     checked_start,
     declares_bound,
@@ -39,7 +41,6 @@ from dpfedc.clustering.stage import Stage, State
 from dpfedc.clustering.standardize import Bound, Mean, Scale, Subspace
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.accountant import gaussian_mu
-from dpfedc.privacy.privacy_plan import PrivacyPlan
 from dpfedc.settings import (
     Penalty,
     PrivacyTarget,
@@ -134,12 +135,7 @@ class DPFedCMethod(Method):
         return choices
 
     def plan(
-        self,
-        given: Settings,
-        facts: Federation,
-        target: PrivacyTarget | None,
-        *,
-        privacy: PrivacyPlan | None = None,
+        self, given: Settings, facts: Federation, target: Target, privacy: Plan = None
     ) -> RunPlan:
         """Return the stages of the normalized variant; without a target there is no noise."""
         choices = self.checked(given, facts)

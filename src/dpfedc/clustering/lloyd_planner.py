@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dpfedc.clustering.lloyd import LloydSums
-from dpfedc.clustering.method import Float, Method, Settings, checked_start, declares_bound
+from dpfedc.clustering.method import (
+    Float,
+    Method,
+    Plan,
+    Settings,
+    Target,
+    checked_start,
+    declares_bound,
+)
 from dpfedc.clustering.run_plan import (
     MAX_ROUNDS,
     NO_NOISE,
@@ -15,8 +23,7 @@ from dpfedc.clustering.run_plan import (
 )
 from dpfedc.clustering.stage import Stage
 from dpfedc.clustering.standardize import Bound
-from dpfedc.privacy.privacy_plan import PrivacyPlan
-from dpfedc.settings import PrivacyTarget, Setting, anything, number, whole
+from dpfedc.settings import Setting, anything, number, whole
 
 BOUND_SHARE = 0.01
 
@@ -43,12 +50,7 @@ class LloydMethod(Method):
         self.settings = _settings(n_rounds)
 
     def plan(
-        self,
-        given: Settings,
-        facts: Federation,
-        target: PrivacyTarget | None,
-        *,
-        privacy: PrivacyPlan | None = None,
+        self, given: Settings, facts: Federation, target: Target, privacy: Plan = None
     ) -> RunPlan:
         """Return the stages; with a target every release is charged."""
         choices = self.checked(given, facts)

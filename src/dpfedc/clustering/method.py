@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from dpfedc.model_file import ClusterModel
 
 Settings = Mapping[str, Any]
+Target = PrivacyTarget | None
+"""What a run may spend; without one it adds no noise."""
+Plan = PrivacyPlan | None
 Float = npt.NDArray[np.float64]
 
 
@@ -60,21 +63,14 @@ class Method(ABC):
 
     @abstractmethod
     def plan(
-        self,
-        given: Settings,
-        facts: Federation,
-        target: PrivacyTarget | None,
-        *,
-        privacy: PrivacyPlan | None = None,
+        self, given: Settings, facts: Federation, target: Target, privacy: Plan = None
     ) -> RunPlan:
         """Return the plan; without a target it adds no noise.
 
         A privacy plan that was made before is taken as it is, which saves the time to make it.
         """
 
-    def notes(
-        self, given: Settings, facts: Federation, target: PrivacyTarget | None
-    ) -> tuple[str, ...]:
+    def notes(self, given: Settings, facts: Federation, target: Target) -> tuple[str, ...]:
         """Return paragraphs on privacy that a report shows where nothing is proved."""
         return ()
 

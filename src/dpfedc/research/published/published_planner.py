@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from dpfedc.clustering.centers import Centers
 from dpfedc.clustering.dp_fedc_planner import DP_FEDC, DPFedCMethod
-from dpfedc.clustering.method import Float, Settings
+from dpfedc.clustering.method import Float, Plan, Settings, Target
 from dpfedc.clustering.run_plan import NO_NOISE, Federation, RunPlan
 from dpfedc.errors import InvalidInput
-from dpfedc.privacy.privacy_plan import PrivacyPlan
 from dpfedc.privacy.schedule import most_rounds_of_a_site
 from dpfedc.privacy.statement import number as in_words
 from dpfedc.research.published.algorithm import NoiseRule, Published
@@ -42,12 +41,7 @@ class PublishedMethod(DPFedCMethod):
     model_steps = PUBLISHED_FINAL_STEPS
 
     def plan(
-        self,
-        given: Settings,
-        facts: Federation,
-        target: PrivacyTarget | None,
-        *,
-        privacy: PrivacyPlan | None = None,
+        self, given: Settings, facts: Federation, target: Target, privacy: Plan = None
     ) -> RunPlan:
         """Return the stage of Algorithm 1; nothing is proved of it, so it has no privacy plan."""
         choices = self.checked(given, facts)
@@ -69,9 +63,7 @@ class PublishedMethod(DPFedCMethod):
         noisy = replace(rounds, noise_rule=rule)
         return RunPlan((noisy,), penalty, stamps=(AS_PUBLISHED, *violated))
 
-    def notes(
-        self, given: Settings, facts: Federation, target: PrivacyTarget | None
-    ) -> tuple[str, ...]:
+    def notes(self, given: Settings, facts: Federation, target: Target) -> tuple[str, ...]:
         """Return the paper's claim beside what the accountant gives for the very same noise."""
         if target is None:
             return ()

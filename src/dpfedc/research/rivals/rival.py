@@ -8,13 +8,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from dpfedc.clustering.method import Float, Method, Settings
+from dpfedc.clustering.method import Float, Method, Plan, Settings, Target
 from dpfedc.clustering.run_plan import NO_NOISE, Federation, RunPlan
 from dpfedc.clustering.stage import Stage
 from dpfedc.estimators.base import FederatedClusterer
-from dpfedc.privacy.privacy_plan import PrivacyPlan
 from dpfedc.research.rivals.assumed_noise import ASSUMED_SENSITIVITY
-from dpfedc.settings import RUN_SETTINGS, PrivacyTarget, Setting, number, whole
+from dpfedc.settings import RUN_SETTINGS, Setting, number, whole
 
 COMMON: dict[str, Setting] = {
     "n_clusters": whole(8, 1),
@@ -36,12 +35,7 @@ class RivalMethod(Method):
         return {} if bound is None else {"bound": np.asarray(bound, dtype=np.float64)}
 
     def plan(
-        self,
-        given: Settings,
-        facts: Federation,
-        target: PrivacyTarget | None,
-        *,
-        privacy: PrivacyPlan | None = None,
+        self, given: Settings, facts: Federation, target: Target, privacy: Plan = None
     ) -> RunPlan:
         """Return the method's stages. It has no target: nothing is proved of its noise."""
         choices = self.checked(given, facts)
