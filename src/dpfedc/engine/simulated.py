@@ -111,10 +111,6 @@ class Sites:
         """Return the same sites with their records on Torch's device of that name."""
         return replace(self, X=moved(self.X, name))
 
-    def n_records(self, sites: npt.NDArray[np.int64]) -> int:
-        """Return how many records these sites have together."""
-        return int((self.offsets[sites + 1] - self.offsets[sites]).sum())
-
     def split(
         self, sites: npt.NDArray[np.int64], *, memory_factor: float = 1.0
     ) -> list[npt.NDArray[np.int64]]:

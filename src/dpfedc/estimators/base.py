@@ -92,7 +92,7 @@ class FederatedClusterer(
 
     def _declared(self, sites: Sites) -> State:
         """Return what the user declared of the records, as the run's first state."""
-        declared = self._method().declared(self._given(sites), self.n_features_in_)
+        declared = self._method().declared(self.get_params(deep=False), self.n_features_in_)
         return {name: sites.public.asarray(values) for name, values in declared.items()}
 
     def _model(self, plan: RunPlan, state: State, about: dict[str, Any]) -> ClusterModel:
