@@ -18,6 +18,9 @@ MIN_DELTA = 1e-12
 """The accountant drops events of about 1e-15, so a delta near that would come out as infinite
 epsilon. A chance of 1e-12 is never met."""
 TRUST_MODELS = ("local", "secure-aggregation", "trusted-server")
+UNITS = ("record", "person")
+"""What epsilon protects: one record, or all rows of a person, of which every site makes one record.
+"""
 
 
 def require_integer(name: str, value: Any, *, least: int, most: int | None = None) -> int:
@@ -70,6 +73,14 @@ def require_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise InvalidInput(f"{name} must be one of {', '.join(choices)}, got {value!r}")
     return str(value)
+
+
+def require_unit(unit: Any, sites_per_person: Any, *, n_sites: int | None = None) -> None:
+    """Refuse a unit that is not known, or persons at more sites than can be meant."""
+    require_choice("unit", unit, UNITS)
+    require_integer("sites_per_person", sites_per_person, least=1, most=n_sites)
+    if unit == "record" and sites_per_person != 1:
+        raise InvalidInput(f"sites_per_person must be 1 with unit record, got {sites_per_person}")
 
 
 def plain(value: Any) -> Any:
@@ -166,6 +177,8 @@ class PrivacyTarget:
 
     `min_survivors`: the fewest sites whose uploads arrive in a round (None: all that take part).
     `colluding_sites`: how many sites may work with the server against the others.
+    `unit`: what epsilon protects, one record or one person.
+    `sites_per_person`: the most sites at which one person may have rows.
     """
 
     epsilon: float
@@ -173,20 +186,24 @@ class PrivacyTarget:
     trust: str = "local"
     min_survivors: int | None = None
     colluding_sites: int = 0
+    unit: str = "record"
+    sites_per_person: int = 1
 
     def __post_init__(self) -> None:
         require_epsilon(self.epsilon)
         require_delta(self.delta)
         require_choice("trust", self.trust, TRUST_MODELS)
+        require_unit(self.unit, self.sites_per_person)
 
 
 @dataclass(frozen=True)
 class PrivacyGuarantee:
-    """What a run promises: for every record, (epsilon, delta) against the stated adversary.
+    """What a run promises: for every `unit`, (epsilon, delta) against the stated adversary.
 
     `event` is the dp-accounting event from which epsilon follows. `rounds_per_site` says how often
     the most used site takes part in each stage. `epsilon_if_others_collude` is the epsilon against
     all other sites and the server together. `stamp` qualifies the noise; None for deployed noise.
+    A person is protected who has rows at up to `sites_per_person` sites.
     """
 
     epsilon: float
@@ -201,6 +218,7 @@ class PrivacyGuarantee:
     rounds_per_site: Mapping[str, int]
     stamp: str | None
     event: Any
+    sites_per_person: int = 1
 
     def as_plain(self) -> dict[str, Any]:
         """Return the promise as plain values, without the event object."""

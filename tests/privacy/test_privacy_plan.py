@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
+from dpfedc.settings import UNITS
 from support.noise_checks import gate_of, noise_of, plan_of
 
 TRUST = ("local", "secure-aggregation", "trusted-server")
@@ -24,7 +25,7 @@ def plans(draw):
     for name in names:
         rounds, per_round = draw(st.integers(1, 99)), draw(st.integers(1, n_sites))
         per_site = draw(st.integers(1, rounds))
-        z, q = draw(st.floats(1e-3, 1e6)), draw(st.floats(1e-9, 1))
+        z, q = draw(st.floats(1e-3, 1e6)), draw(st.just(1.0) | st.floats(1e-9, 1))
         releases.append(PlannedRelease(name, rounds, per_round, per_site, z, q))
     delta = draw(st.floats(1e-12, 0.5))
     trust, assumed = draw(st.sampled_from(TRUST)), {}
@@ -34,6 +35,10 @@ def plans(draw):
         least = assumed["colluding_sites"] + 1
         assumed["min_survivors"] = draw(st.none() | st.integers(least, n_sites))
     spare = draw(st.sampled_from([0.0, delta / 100]))
+    assumed["unit"] = draw(st.sampled_from(UNITS))
+    whole = spare == 0 and all(release.sampling_probability == 1 for release in releases)
+    if assumed["unit"] == "person" and whole:
+        assumed["sites_per_person"] = draw(st.integers(1, n_sites))
     return PrivacyPlan(tuple(releases), delta, trust, n_sites, spare_delta=spare, **assumed)
 
 
@@ -42,7 +47,7 @@ def test_a_plan_comes_back_from_json_as_it_was(plan):
     text = plan.to_json()
     assert PrivacyPlan.from_json(text) == plan
     content = json.loads(text)
-    assert (content["unit"], content["relation"]) == ("record", "zero-out")
+    assert (content["unit"], content["relation"]) == (plan.unit, "zero-out")
 
 
 def tampered(**changes):
@@ -59,7 +64,8 @@ def tampered(**changes):
     [
         "", "{", "[" * 100_000, "null", "[]", "7", '"plan"', "{}",
         tampered(epsilon=1.0),
-        tampered(unit="person"), tampered(relation="replace-one"), tampered(without=["unit"]),
+        tampered(unit="visit"), tampered(unit=None), tampered(sites_per_person=2),
+        tampered(relation="replace-one"), tampered(without=["unit"]),
         tampered(delta=math.nan), tampered(delta=0), tampered(delta=1), tampered(delta="1e-5"),
         tampered(delta=-1e-5), tampered(without=["delta"]),
         tampered(spare_delta=1e-5), tampered(spare_delta=-1e-9),

@@ -40,7 +40,7 @@ from dpfedc.clustering.run_plan import (
 from dpfedc.clustering.stage import Stage, State
 from dpfedc.clustering.standardize import Bound, Mean, Scale, Subspace
 from dpfedc.errors import InvalidInput
-from dpfedc.privacy.accountant import gaussian_mu
+from dpfedc.privacy.accountant import gaussian_mu, reach_of
 from dpfedc.settings import (
     Penalty,
     PrivacyTarget,
@@ -227,9 +227,10 @@ def noise_ratio(
 
     f is sqrt(N) where every site adds its own noise, and sqrt(N / K) where a round's sites add one
     noise together: a round with fewer sites has the same noise for fewer records, and may be
-    repeated N / K times as often.
+    repeated N / K times as often. A person at several sites leaves each of them less of mu.
     """
     mu = gaussian_mu(target.epsilon, target.delta)
+    mu /= math.sqrt(reach_of(target.trust, target.sites_per_person).squared)
     n_sites = facts.n_sites
     f = math.sqrt(n_sites)
     if target.trust != "local":

@@ -103,6 +103,8 @@ def private_stages(
             min_survivors=target.min_survivors,
             colluding_sites=target.colluding_sites,
             spare_delta=spare_delta,
+            unit=target.unit,
+            sites_per_person=target.sites_per_person,
         )
     told = tuple(
         stage.told(

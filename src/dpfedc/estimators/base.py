@@ -191,7 +191,7 @@ class FederatedClusterer(
         """Return what the run may spend, for a method with a proof (None: no noise)."""
         if self.epsilon is None:
             return None
-        names = [field.name for field in fields(PrivacyTarget)]
+        names = [field.name for field in fields(PrivacyTarget) if hasattr(self, field.name)]
         return PrivacyTarget(**{name: plain(getattr(self, name)) for name in names})
 
     def _feature_names(self) -> tuple[str, ...] | None:

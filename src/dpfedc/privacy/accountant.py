@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
-from dpfedc.privacy.privacy_plan import RELATION, UNIT, PlannedRelease, PrivacyPlan
+from dpfedc.privacy.privacy_plan import RELATION, PlannedRelease, PrivacyPlan
 from dpfedc.settings import MAX_EPSILON, PrivacyGuarantee, require_number
 
 GRID = 1e-3
@@ -76,15 +77,44 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     return float(brentq(lambda m: gaussian_delta(m, epsilon) - delta, low, top, xtol=1e-13))
 
 
-def dp_event(releases: Iterable[PlannedRelease]) -> Any:
-    """Return the dp-accounting event of everything that one site can meet."""
+@dataclass(frozen=True)
+class Reach:
+    """How far one unit reaches, beside a record at one site (docs/privacy-proof.md, section 13).
+
+    For every release of a site it is in `times` releases at most, and moves each by `shift` times
+    the sensitivity at most.
+    """
+
+    times: int = 1
+    shift: int = 1
+
+    @property
+    def squared(self) -> int:
+        """Return how many times as large the unit's mu^2 is."""
+        return self.times * self.shift**2
+
+
+ONE_SITE = Reach()
+
+
+def reach_of(trust: str, sites_per_person: int) -> Reach:
+    """Return the reach of a person with rows at so many sites.
+
+    Where every site releases for itself, the person is in the releases of each. A sum over sites is
+    one release, which all of the person's sites move at once.
+    """
+    return Reach(times=sites_per_person) if trust == "local" else Reach(shift=sites_per_person)
+
+
+def dp_event(releases: Iterable[PlannedRelease], reach: Reach = ONE_SITE) -> Any:
+    """Return the dp-accounting event of everything that one unit can meet."""
     import dp_accounting as dp
 
     def one(release: PlannedRelease) -> Any:
-        event = dp.GaussianDpEvent(release.noise_multiplier)
+        event = dp.GaussianDpEvent(release.noise_multiplier / reach.shift)
         if release.sampling_probability < 1:
             event = dp.PoissonSampledDpEvent(release.sampling_probability, event)
-        return dp.SelfComposedDpEvent(event, release.rounds_per_site)
+        return dp.SelfComposedDpEvent(event, release.rounds_per_site * reach.times)
 
     return dp.ComposedDpEvent([one(release) for release in releases])
 
@@ -111,13 +141,22 @@ def rdp_epsilon(event: Any, delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
+def composed_mu(releases: Iterable[PlannedRelease], reach: Reach = ONE_SITE) -> float:
+    """Return the mu of all that one unit can meet, as if no record were sampled."""
+    return math.sqrt(
+        sum(r.rounds_per_site / r.noise_multiplier**2 for r in releases) * reach.squared
+    )
+
+
 @lru_cache(maxsize=1024)
-def releases_epsilon(releases: tuple[PlannedRelease, ...], delta: float) -> float:
-    """Return the epsilon, at delta, of everything that one site can meet."""
+def releases_epsilon(
+    releases: tuple[PlannedRelease, ...], delta: float, reach: Reach = ONE_SITE
+) -> float:
+    """Return the epsilon, at delta, of everything that one unit can meet."""
+    event = dp_event(releases, reach)
     if not releases or delta <= 0:
-        return pld_epsilon(dp_event(releases), delta)
-    mu = math.sqrt(sum(r.rounds_per_site / r.noise_multiplier**2 for r in releases))
-    return scaled_pld_epsilon(dp_event(releases), mu, delta)
+        return pld_epsilon(event, delta)
+    return scaled_pld_epsilon(event, composed_mu(releases, reach), delta)
 
 
 def scaled_pld_epsilon(event: Any, mu: float, delta: float) -> float:
@@ -134,10 +173,15 @@ def scaled_pld_epsilon(event: Any, mu: float, delta: float) -> float:
     return pld_epsilon(event, delta, grid=grid)
 
 
+def plan_reach(plan: PrivacyPlan) -> Reach:
+    """Return the reach of the unit that the plan protects."""
+    return reach_of(plan.trust, plan.sites_per_person)
+
+
 def plan_epsilon(plan: PrivacyPlan, delta: float | None = None) -> float:
-    """Return the epsilon that the plan promises to every record, at its delta or another one."""
+    """Return the epsilon that the plan promises to every unit, at its delta or another one."""
     usable = (plan.delta if delta is None else delta) - plan.spare_delta
-    return releases_epsilon(plan.releases, usable)
+    return releases_epsilon(plan.releases, usable, plan_reach(plan))
 
 
 def guarantee(plan: PrivacyPlan, stamp: str | None) -> PrivacyGuarantee:
@@ -145,17 +189,19 @@ def guarantee(plan: PrivacyPlan, stamp: str | None) -> PrivacyGuarantee:
     epsilon = plan_epsilon(plan)
     alone = epsilon
     if plan.trust == "secure-aggregation":
-        # Against all other sites only the site's own share of the noise is left. The closed form
-        # ignores sampling, which can only help.
+        # Against all other sites only the shares of the noise that the unit's own sites add are
+        # left. The closed form ignores sampling, which can only help.
+        own = plan.sites_per_person
         mu = sum(
-            r.rounds_per_site * plan.honest_shares(r.sites_per_round) / r.noise_multiplier**2
+            own * max(plan.honest_shares(r.sites_per_round), own)
+            * r.rounds_per_site / r.noise_multiplier**2
             for r in plan.releases
-        )
+        )  # fmt: skip
         alone = gaussian_epsilon(mu**0.5, plan.delta - plan.spare_delta)
     return PrivacyGuarantee(
         epsilon=epsilon,
         delta=plan.delta,
-        unit=UNIT,
+        unit=plan.unit,
         relation=RELATION,
         trust=plan.trust,
         min_survivors=plan.min_survivors,
@@ -164,5 +210,6 @@ def guarantee(plan: PrivacyPlan, stamp: str | None) -> PrivacyGuarantee:
         accountant=accountant_name(),
         rounds_per_site={r.stage: r.rounds_per_site for r in plan.releases},
         stamp=stamp,
-        event=dp_event(plan.releases),
+        event=dp_event(plan.releases, plan_reach(plan)),
+        sites_per_person=plan.sites_per_person,
     )

@@ -7,11 +7,14 @@ from functools import lru_cache
 
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.accountant import (
+    ONE_SITE,
+    Reach,
     gaussian_mu,
     plan_epsilon,
+    reach_of,
     releases_epsilon,
 )
-from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
+from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan, require_unsampled
 
 NUDGE = 1.0001
 """Noise is raised in steps of this factor until the accountant confirms the target."""
@@ -37,12 +40,13 @@ class StageBudget:
 
 
 def calibrated_releases(
-    budgets: tuple[StageBudget, ...], epsilon: float, delta: float
+    budgets: tuple[StageBudget, ...], epsilon: float, delta: float, reach: Reach = ONE_SITE
 ) -> tuple[PlannedRelease, ...]:
     """Return the releases with the least noise (to 0.01 %) whose epsilon is at most the target.
 
-    Without sampling, releases compose to one Gaussian with mu^2 = sum of rounds / z^2: a closed
-    form. With sampling, z of the sampled stage is found by bisection on the PLD of the whole plan.
+    `reach` is that of the unit that epsilon is for. Without sampling, releases compose to one
+    Gaussian with mu^2 = sum of rounds / z^2: a closed form. With sampling, z of the sampled stage
+    is found by bisection on the PLD of the whole plan.
     """
     total = sum(budget.share for budget in budgets)
     if not budgets or abs(total - 1) > 1e-9 or min(b.share for b in budgets) <= 0:
@@ -50,12 +54,12 @@ def calibrated_releases(
     sampled = [b for b in budgets if b.sampling_probability < 1]
     if len(sampled) > 1:
         raise InvalidInput(f"at most one stage may sample its records, got {len(sampled)}")
-    return _calibrated(budgets, epsilon, delta)
+    return _calibrated(budgets, epsilon, delta, reach)
 
 
 @lru_cache(maxsize=256)
 def _calibrated(
-    budgets: tuple[StageBudget, ...], epsilon: float, delta: float
+    budgets: tuple[StageBudget, ...], epsilon: float, delta: float, reach: Reach
 ) -> tuple[PlannedRelease, ...]:
     mu = gaussian_mu(epsilon, delta)
     releases = tuple(
@@ -64,21 +68,21 @@ def _calibrated(
             b.n_rounds,
             b.sites_per_round,
             b.rounds_per_site,
-            (b.rounds_per_site / b.share) ** 0.5 / mu,
+            (reach.squared * b.rounds_per_site / b.share) ** 0.5 / mu,
             b.sampling_probability,
         )
         for b in budgets
     )
     for i, budget in enumerate(budgets):
         if budget.sampling_probability < 1:
-            releases = _with_sampled_noise(releases, i, epsilon, delta)
-    while releases_epsilon(releases, delta) > epsilon:
+            releases = _with_sampled_noise(releases, i, epsilon, delta, reach)
+    while releases_epsilon(releases, delta, reach) > epsilon:
         releases = tuple(replace(r, noise_multiplier=r.noise_multiplier * NUDGE) for r in releases)
     return releases
 
 
 def _with_sampled_noise(
-    releases: tuple[PlannedRelease, ...], i: int, epsilon: float, delta: float
+    releases: tuple[PlannedRelease, ...], i: int, epsilon: float, delta: float, reach: Reach
 ) -> tuple[PlannedRelease, ...]:
     """Return the releases with the least z in place i, found by bisection.
 
@@ -89,7 +93,7 @@ def _with_sampled_noise(
         return (*releases[:i], replace(releases[i], noise_multiplier=z), *releases[i + 1 :])
 
     def enough(z: float) -> bool:
-        return releases_epsilon(at(z), delta) <= epsilon
+        return releases_epsilon(at(z), delta, reach) <= epsilon
 
     high = releases[i].noise_multiplier
     low = high / 2
@@ -116,9 +120,15 @@ def calibrated_plan(
     min_survivors: int | None = None,
     colluding_sites: int = 0,
     spare_delta: float = 0.0,
+    unit: str = "record",
+    sites_per_person: int = 1,
 ) -> PrivacyPlan:
     """Return the privacy plan that spends at most (epsilon, delta)."""
-    releases = calibrated_releases(budgets, epsilon, delta - spare_delta)
+    # Before the search for noise, which takes seconds where records are sampled.
+    sampled = any(budget.sampling_probability < 1 for budget in budgets)
+    require_unsampled(sites_per_person, sampled=sampled)
+    reach = reach_of(trust, sites_per_person)
+    releases = calibrated_releases(budgets, epsilon, delta - spare_delta, reach)
     plan = PrivacyPlan(
         releases,
         delta,
@@ -127,6 +137,8 @@ def calibrated_plan(
         min_survivors=min_survivors,
         colluding_sites=colluding_sites,
         spare_delta=spare_delta,
+        unit=unit,
+        sites_per_person=sites_per_person,
     )
     if plan_epsilon(plan) > epsilon:
         raise InvalidInput(f"the plan's epsilon exceeds the target {epsilon}")

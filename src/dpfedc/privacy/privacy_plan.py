@@ -18,12 +18,21 @@ from dpfedc.settings import (
     require_delta,
     require_integer,
     require_number,
+    require_unit,
 )
 
-UNIT = "record"
 RELATION = "zero-out"
 MIN_NOISE_MULTIPLIER = 1e-6
 """No epsilon that can be asked for needs so little noise; less cannot be squared and counted."""
+
+
+def require_unsampled(sites_per_person: int, *, sampled: bool) -> None:
+    """Refuse sampling of records where a person may be at several sites: it is not proved."""
+    if sampled and sites_per_person > 1:
+        raise InvalidInput(
+            "sites_per_person must be 1 where records are sampled (sampling_probability < 1), "
+            f"got {sites_per_person}"
+        )
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,8 @@ class PrivacyPlan:
 
     `spare_delta` is the part of delta set aside for events that the accountant does not see
     (mini-batches larger than the step size allows for); epsilon is accounted at delta less that.
+    `unit` is what epsilon protects: a record, or a person with rows at up to `sites_per_person`
+    sites, each of which makes one record of them.
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -67,6 +78,8 @@ class PrivacyPlan:
     min_survivors: int | None = None
     colluding_sites: int = 0
     spare_delta: float = 0.0
+    unit: str = "record"
+    sites_per_person: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "releases", tuple(self.releases))  # nobody adds to it later
@@ -74,6 +87,7 @@ class PrivacyPlan:
         require_delta(self.delta)
         require_number("spare_delta", self.spare_delta, least=0, below=self.delta)
         require_integer("n_sites", self.n_sites, least=1)
+        require_unit(self.unit, self.sites_per_person, n_sites=self.n_sites)
         most = self.n_sites - 1
         require_integer("colluding_sites", self.colluding_sites, least=0, most=most)
         if self.min_survivors is not None:
@@ -82,6 +96,8 @@ class PrivacyPlan:
         names = [release.stage for release in self.releases]
         if len(set(names)) != len(names):
             raise InvalidInput(f"every stage must be planned once, got {', '.join(names)}")
+        sampled = any(release.sampling_probability < 1 for release in self.releases)
+        require_unsampled(self.sites_per_person, sampled=sampled or self.spare_delta > 0)
         for release in self.releases:
             most = self.n_sites
             require_integer("sites_per_round", release.sites_per_round, least=1, most=most)
@@ -119,7 +135,11 @@ class PrivacyPlan:
 
     def to_json(self) -> str:
         """Return the plan as JSON."""
-        return json.dumps({"unit": UNIT, "relation": RELATION, **asdict(self)}, indent=1)
+        content = asdict(self)
+        unit, n_sites = content.pop("unit"), content.pop("sites_per_person")
+        # Written only where it says something: plans of before it was known stay as they were.
+        more = {} if n_sites == 1 else {"sites_per_person": n_sites}
+        return json.dumps({"unit": unit, "relation": RELATION, **content, **more}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyPlan:
@@ -127,9 +147,9 @@ class PrivacyPlan:
         try:
             content: Mapping[str, Any] = json.loads(text)
             fields = dict(content)
-            if (fields.pop("unit"), fields.pop("relation")) != (UNIT, RELATION):
-                raise InvalidInput(f"a privacy plan must be for unit {UNIT}, relation {RELATION}")
+            if (got := fields.pop("relation")) != RELATION:
+                raise InvalidInput(f"its relation must be {RELATION}, got {got!r}")
             releases = tuple(PlannedRelease(**release) for release in fields.pop("releases"))
-            return cls(releases, **fields)
+            return cls(releases, unit=fields.pop("unit"), **fields)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidInput(f"not a privacy plan: {error}") from error

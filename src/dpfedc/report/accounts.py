@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpfedc.engine.run_record import RoundRecord, RunRecord
 from dpfedc.errors import DataUnavailable, InvalidInput
 from dpfedc.privacy.accountant import (
+    composed_mu,
     dp_event,
     gaussian_epsilon,
     plan_epsilon,
+    plan_reach,
     rdp_epsilon,
-    releases_epsilon,
 )
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
 from dpfedc.report.promise import recorded_guarantee, recorded_plan
@@ -85,11 +86,10 @@ def _account(plan: PrivacyPlan, delta: float) -> Account:
     usable = delta - plan.spare_delta
     if usable <= 0:
         return Account(delta, None, None, None)
-    closed = None
+    closed, reach = None, plan_reach(plan)
     if all(release.sampling_probability == 1 for release in plan.releases):
-        mu = sum(r.rounds_per_site / r.noise_multiplier**2 for r in plan.releases) ** 0.5
-        closed = gaussian_epsilon(mu, usable)
-    rdp = rdp_epsilon(dp_event(plan.releases), usable)
+        closed = gaussian_epsilon(composed_mu(plan.releases, reach), usable)
+    rdp = rdp_epsilon(dp_event(plan.releases, reach), usable)
     return Account(delta, plan_epsilon(plan, delta), rdp, closed)
 
 
@@ -134,5 +134,5 @@ def compared(record: RunRecord, plan: PrivacyPlan) -> Comparison:
     promise = recorded_guarantee(record)
     if promise is None:
         raise InvalidInput("the run must have reported its privacy, got a plan without a promise")
-    epsilon = releases_epsilon(logged_releases(record, plan), plan.delta - plan.spare_delta)
+    epsilon = plan_epsilon(replace(plan, releases=logged_releases(record, plan)))
     return Comparison(promise.epsilon, epsilon, len(record.rounds))
