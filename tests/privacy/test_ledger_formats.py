@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dpfedc.errors import Refused
-from dpfedc.privacy.ledger import Ledger, Unusable
+from dpfedc.privacy.ledger import Damaged, Ledger, Unusable, rows
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
 
 DATA = Path(__file__).parents[1] / "data"
@@ -95,6 +95,54 @@ def test_a_ledger_of_a_later_format_is_left_alone(tmp_path):
     with closing(sqlite3.connect(path)) as later:
         later.execute("PRAGMA user_version = 7")
     before = path.read_bytes()
-    with pytest.raises(Unusable, match="must be a ledger of format 0, got 7"):
+    with pytest.raises(Unusable, match="must be a ledger of format 0 or 1, got 7"):
         Ledger.open(path)
     assert path.read_bytes() == before
+
+
+def user_version(path):
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute("PRAGMA user_version").fetchone()[0]
+
+
+def test_what_it_has_spent_is_carried_over_to_another_unit(old, tmp_path):
+    kind, ledger = old
+    ledger.change_unit("person", rows_per_person=2)
+    spent = ledger.totals().spent
+    if kind == "gaussian":
+        assert spent == pytest.approx({"inverse_squares": 4 * SPENT[kind]["inverse_squares"]}
+                                      | {"spare_delta": 0.0})  # fmt: skip
+    else:
+        assert spent["epsilon"] == pytest.approx(2 * SPENT[kind]["epsilon"], rel=1e-12)
+        assert spent["delta"] > 2 * SPENT[kind]["delta"]
+    assert ledger.verify().n_rows == 13
+    with pytest.raises(Refused, match="must be for unit person, relation zero-out, got record"):
+        ledger.charge(ALONE, PLANS[ALONE], "factorisation", 4, "next", noise_multiplier=9.0)
+    person = replace(PLANS[ALONE], unit="person", delta=1e-8)
+    if kind == "gaussian":
+        ledger.charge("c" * 64, person, "bound", 1, "first", noise_multiplier=20.0)
+        assert ledger.verify().n_rows == 14
+
+
+def test_a_ledger_is_of_the_later_format_from_the_first_row_that_needs_it(
+    old, tmp_path, monkeypatch
+):
+    _, ledger = old
+    path = tmp_path / "site.ledger"
+    ledger.charge(ALONE, PLANS[ALONE], "factorisation", 4, "next", noise_multiplier=9.0)
+    assert user_version(path) == 0  # version 0.1.0 may go on with it
+    ledger.change_unit("person", rows_per_person=2)
+    assert user_version(path) == 1
+    ledger.close()
+    monkeypatch.setattr("dpfedc.privacy.ledger.chain.FORMATS", (0,))
+    with pytest.raises(Unusable, match="must be a ledger of format 0, got 1"):
+        Ledger.open(path)
+
+
+def test_a_program_that_does_not_know_the_row_refuses_it(old, tmp_path, monkeypatch):
+    """As version 0.1.0 does, which does not look at the format."""
+    _, ledger = old
+    ledger.change_unit("person", rows_per_person=2)
+    monkeypatch.delitem(rows._KINDS, "unit")
+    with pytest.raises(Damaged, match="row 13 could not have been written"):
+        Ledger.open(tmp_path / "site.ledger")

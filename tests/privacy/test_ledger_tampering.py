@@ -4,33 +4,12 @@ import json
 import re
 import shutil
 import sqlite3
-from hashlib import sha256
 
 import pytest
 
 from dpfedc.errors import Refused
 from dpfedc.privacy.ledger import Damaged, Head, Ledger
-from support.ledgers import PLAN, charge, used
-
-TRIGGERS = (
-    "chain_grows", "answers_grow", "chain_UPDATE_refused", "chain_DELETE_refused",
-    "answers_UPDATE_refused", "answers_DELETE_refused",
-)  # fmt: skip
-
-
-def raw(path):
-    """Return a connection with which everything can be changed."""
-    db = sqlite3.connect(path, isolation_level=None)
-    for trigger in TRIGGERS:
-        db.execute(f"DROP TRIGGER {trigger}")
-    return db
-
-
-def damage(path):
-    """Return what opening and verifying the ledger says is wrong."""
-    with pytest.raises(Damaged) as found, Ledger.open(path) as ledger:
-        ledger.verify()
-    return str(found.value)
+from support.ledgers import PLAN, charge, damage, forged, raw, set_in, used
 
 
 def test_sqlite_refuses_changes_while_the_triggers_are_there(tmp_path):
@@ -119,25 +98,6 @@ def test_a_changed_answer_is_not_handed_out(tmp_path):
     db.close()
     with Ledger.open(tmp_path / "l") as ledger, pytest.raises(Damaged, match="answer of row 3"):
         ledger.answer("r", "mean", 1, "q")
-
-
-def forged(path, edit):
-    """Write all rows anew, changed by `edit`, with hashes that fit."""
-    db = raw(path)
-    rows = [json.loads(c) for (c,) in db.execute("SELECT content FROM chain ORDER BY row")]
-    rows = edit(rows) or rows
-    db.execute("DELETE FROM chain")
-    previous = ""
-    for i, row in enumerate(rows, start=1):
-        text = json.dumps(row)
-        previous = sha256(json.dumps([previous, text]).encode()).hexdigest()
-        db.execute("INSERT INTO chain VALUES (?, ?, ?)", (i, text, previous))
-    db.close()
-    return path
-
-
-def set_in(row, **changes):
-    return lambda rows: rows[row - 1].update(changes)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a ledger's rows say, what they add up to, and which row may come next.
+"""What a ledger's rows add up to, and which row may come next.
 
 The same rules admit a row when it is written and when it is read again, so a file that holds more
 than its cap or its plans allow is found out.
@@ -7,97 +7,22 @@ than its cap or its plans allow is found out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
-from dpfedc.errors import InvalidInput, Refused
+from dpfedc.errors import Refused
 from dpfedc.privacy.charges import due_release
-from dpfedc.privacy.ledger.caps import Amounts, BasicCap, Cap, cap_kind, cap_of
-from dpfedc.privacy.privacy_plan import RELATION, UNIT, PrivacyPlan
-from dpfedc.settings import require_integer
+from dpfedc.privacy.ledger.caps import Amounts, BasicCap, cap_of
+from dpfedc.privacy.ledger.rows import Answer, Charge, Opening, Row, UnitChange
+from dpfedc.privacy.privacy_plan import RELATION, PrivacyPlan
+from dpfedc.settings import UNITS, require_choice, require_integer
 
 _ROUNDING = 1e-9
 """By this part may noise fall short of the plan's before it is called less."""
-
-
-@dataclass(frozen=True)
-class Opening:
-    """The first row: whose ledger it is and what may be spent."""
-
-    holding: str
-    unit: str
-    relation: str
-    cap_kind: str
-    cap: Mapping[str, float]
-    limits: Amounts
-    least_colluding_sites: int
-
-    @classmethod
-    def of(cls, holding: str, cap: Cap, least_colluding_sites: int) -> Opening:
-        """Return the first row of a new ledger."""
-        require_text("holding", holding)
-        least = require_integer("least_colluding_sites", least_colluding_sites, least=0)
-        kind = cap_kind(cap)
-        # Limits are written down, so that another version's rounding cannot change a verdict.
-        return cls(holding, UNIT, RELATION, kind, asdict(cap), cap.limits(), least)
-
-
-@dataclass(frozen=True)
-class Charge:
-    """One release, charged. `plan` is there if it is the first of its run.
-
-    The noise is that of `min_survivors - colluding_sites` sites together; (1, 0) if the site, or a
-    trusted server, adds all of it.
-    """
-
-    run: str
-    stage: str
-    t: int
-    request: str
-    noise_multiplier: float
-    min_survivors: int
-    colluding_sites: int
-    cost: Amounts
-    cost_if_others_collude: Amounts
-    plan: Mapping[str, Any] | None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What was answered to a charged request: the SHA-256 of the bytes."""
-
-    run: str
-    stage: str
-    t: int
-    digest: str
-
-
-def require_text(name: str, value: Any) -> None:
-    """Refuse what would not be read back as it was written."""
-    if not isinstance(value, str) or not value:
-        raise InvalidInput(f"{name} must be a text that is not empty, got {value!r}")
-
-
-Row = Opening | Charge | Answer
-_KINDS: dict[str, type[Opening] | type[Charge] | type[Answer]] = {
-    "opening": Opening,
-    "charge": Charge,
-    "answer": Answer,
-}
-
-
-def as_content(row: Row) -> dict[str, Any]:
-    """Return a row as what is written."""
-    kind = next(name for name, kind in _KINDS.items() if isinstance(row, kind))
-    return {"kind": kind, **asdict(row)}
-
-
-def as_row(content: Mapping[str, Any]) -> Row:
-    """Return a row from what was written."""
-    fields = dict(content)
-    return _KINDS[fields.pop("kind")](**fields)
+MAX_ROWS = 1_000_000
+"""Of one person; more cannot be meant."""
+_BEYOND = Fraction(10) ** 300
 
 
 class Book:
@@ -106,12 +31,16 @@ class Book:
     def __init__(self, opening: Opening) -> None:
         self.opening = opening
         self.cap = cap_of(opening.cap_kind, opening.cap)
+        self.unit = opening.unit
+        self.rows_per_person = 1
         self.plans: dict[str, PrivacyPlan] = {}
         self.charges: dict[tuple[str, str], dict[int, Charge]] = {}
         self.answers: dict[tuple[str, str, int], tuple[int, Answer]] = {}
         # Exact numbers: in floating point, many small charges could add up to nothing.
         self.spent = dict.fromkeys(opening.limits, Fraction(0))
         self.spent_if_others_collude = dict.fromkeys(opening.limits, Fraction(0))
+        # What these are the sums of, since the unit was changed last: (cost, if others collude).
+        self._costs: list[tuple[Amounts, Amounts]] = []
 
     def charge(
         self,
@@ -153,6 +82,34 @@ class Book:
             raise Refused(f"round {t} of stage {stage!r} has been answered")
         return Answer(run, stage, int(t), digest)
 
+    def change_unit(self, unit: str, rows_per_person: int) -> UnitChange:
+        """Return the row that changes the unit, or refuse it. Over the cap is no reason to.
+
+        What was spent is never less for the new unit, so nothing is gained by going to and fro.
+        """
+        require_choice("unit", unit, UNITS)
+        rows = require_integer("rows_per_person", rows_per_person, least=1, most=MAX_ROWS)
+        if unit == self.unit:
+            raise Refused(f"the unit must be another than the ledger's own, got {unit}")
+        if rows < self.rows_per_person:
+            raise Refused(
+                f"rows_per_person must be at least the {self.rows_per_person} declared before, "
+                f"got {rows}"
+            )
+        # A person who leaves takes all rows along. A row that leaves changes the one record of its
+        # person, which is zeroed and then another: two steps, unless it was the only row.
+        n = rows if unit == "person" else min(rows, 2)
+        ours, alone = zip(*self._costs, strict=True) if self._costs else ((), ())
+        return UnitChange(unit, rows, self._carried(ours, n), self._carried(alone, n))
+
+    def _carried(self, costs: Sequence[Amounts], n: int) -> Amounts:
+        """Return what costs add up to if n records are zeroed at once, rounded up."""
+        total = dict.fromkeys(self.opening.limits, Fraction(0))
+        for cost in costs:
+            for name, amount in self.cap.of_group(cost, n).items():
+                total[name] += amount
+        return {name: _rounded_up(amount) for name, amount in total.items()}
+
     def answered(self, run: str, stage: str, t: int, request: str) -> tuple[int, Answer] | None:
         """Return the answer to this very request with its row; None if nothing was charged."""
         charge = self.charges.get((run, stage), {}).get(t)
@@ -172,6 +129,8 @@ class Book:
         elif isinstance(row, Answer):
             self.answer(row.run, row.stage, row.t, row.digest)
             self.answers[row.run, row.stage, row.t] = (number, row)
+        elif isinstance(row, UnitChange):
+            self._add_change(row)
         else:
             raise Refused("a ledger is opened once")
 
@@ -190,17 +149,27 @@ class Book:
             raise Refused("the charge is not what the plan's release costs")
         self.plans[row.run] = plan
         self.charges.setdefault((row.run, row.stage), {})[row.t] = row
+        self._costs.append((row.cost, row.cost_if_others_collude))
         for name in self.spent:
             self.spent[name] += Fraction(row.cost[name])
             self.spent_if_others_collude[name] += Fraction(row.cost_if_others_collude[name])
 
+    def _add_change(self, row: UnitChange) -> None:
+        due = self.change_unit(row.unit, row.rows_per_person)
+        carried = _larger(due.carried, row.carried)
+        alone = _larger(due.carried_if_others_collude, row.carried_if_others_collude)
+        self.unit, self.rows_per_person = due.unit, due.rows_per_person
+        self._costs = [(carried, alone)]
+        self.spent = {name: Fraction(amount) for name, amount in carried.items()}
+        self.spent_if_others_collude = {name: Fraction(amount) for name, amount in alone.items()}
+
     def _check_plan(self, run: str, plan: PrivacyPlan) -> None:
         """Refuse a plan that is not the run's, or not one that this ledger can account for."""
         own = self.opening
-        if (own.unit, own.relation) != (UNIT, RELATION):
+        if (self.unit, own.relation) != (plan.unit, RELATION):
             raise Refused(
-                f"the plan must be for unit {own.unit}, relation {own.relation}, got {UNIT}, "
-                f"{RELATION}"
+                f"the plan must be for unit {self.unit}, relation {own.relation}, got {plan.unit}, "
+                f"{RELATION}; `dpfedc ledger change-unit` changes what a ledger is for"
             )
         if self.plans.get(run, plan) != plan:
             raise Refused(f"run {run!r} must keep to the plan of its first charge, got another")
@@ -218,3 +187,21 @@ class Book:
                 f"the noise multiplier of stage {stage!r} must be at least the plan's "
                 f"{planned.noise_multiplier}, got {z}"
             )
+
+
+def _rounded_up(amount: Fraction) -> float:
+    """Return the least float that is not below an amount; beyond all caps any will do."""
+    nearest = float(min(amount, _BEYOND))
+    if amount >= _BEYOND:
+        return nearest
+    return nearest if Fraction(nearest) >= amount else math.nextafter(nearest, math.inf)
+
+
+def _larger(due: Amounts, written: Amounts) -> Amounts:
+    """Return what was carried over; refuse it if it is not what was due, but for rounding."""
+    fits = dict(written).keys() == due.keys() and all(
+        math.isclose(written[name], amount, rel_tol=_ROUNDING) for name, amount in due.items()
+    )
+    if not fits:
+        raise Refused("what is carried over is not what was spent before, for the new unit")
+    return {name: max(amount, written[name]) for name, amount in due.items()}

@@ -1,12 +1,15 @@
 """What a data holding may spend in its lifetime: two kinds of cap. Why they hold: decision 0005.
 
-A cap names what it limits, and says how much of each a release costs.
+A cap names what it limits, and says how much of each a release costs, and how much more it costs
+if several records are zeroed at once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any
 
 from dpfedc.errors import InvalidInput
@@ -15,6 +18,8 @@ from dpfedc.privacy.privacy_plan import PrivacyPlan
 from dpfedc.settings import require_delta, require_epsilon, require_number
 
 Amounts = dict[str, float]
+_UP = 1e-12
+"""By this part is more than what floating-point numbers lose in an exponential."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,13 @@ class GaussianCap:
             {"inverse_squares": one * shares, "spare_delta": spare},
         )
 
+    def of_group(self, cost: Mapping[str, float], n: int) -> dict[str, Fraction]:
+        """Return what a cost comes to if n records are zeroed at once: a release moves n times."""
+        return {
+            "inverse_squares": Fraction(cost["inverse_squares"]) * n**2,
+            "spare_delta": Fraction(cost["spare_delta"]) * n,
+        }
+
     def epsilon_of(self, spent: Mapping[str, float]) -> float:
         """Return the epsilon of what was spent, at the cap's delta. The promise is the cap."""
         mu = spent["inverse_squares"] ** 0.5
@@ -90,6 +102,17 @@ class BasicCap:
             {"epsilon": promised.epsilon, "delta": plan.delta},
             {"epsilon": promised.epsilon_if_others_collude, "delta": plan.delta},
         )
+
+    def of_group(self, cost: Mapping[str, float], n: int) -> dict[str, Fraction]:
+        """Return what a cost comes to if n records are zeroed at once, one after the other."""
+        epsilon, delta = cost["epsilon"], cost["delta"]
+        try:
+            growth = math.expm1(n * epsilon) / math.expm1(epsilon) if epsilon else float(n)
+        except OverflowError:
+            growth = math.inf
+        # Rounded up. A delta of 1 says all there is to say: nothing is promised any more.
+        grown = min(1.0, delta * growth * (1 + _UP)) if n > 1 else delta
+        return {"epsilon": Fraction(epsilon) * n, "delta": Fraction(max(delta, grown))}
 
     def epsilon_of(self, spent: Mapping[str, float]) -> float:
         """Return the epsilon that was spent."""

@@ -1,6 +1,6 @@
 """Rows that can be added but not changed: SQLite, with every row's hash over the one before.
 
-What the rows mean is not known here; see ledger_book.py.
+What the rows mean is not known here; see book.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 
 from dpfedc.errors import InvalidInput, Refused
 
-FORMAT = 0
-"""SQLite's user_version of the file; version 0.1.0 wrote this one."""
+FORMATS = (0, 1)
+"""SQLite's user_version of the files that can be read. Version 0.1.0 wrote and reads format 0; a
+file becomes one of format 1 with the first row that it would not understand."""
 _WAIT_S = 60.0
 """How long a process waits for another one that is writing."""
 
@@ -69,8 +70,9 @@ class Chain:
             self._db = sqlite3.connect(where, uri=True, timeout=_WAIT_S, isolation_level=None)
             try:
                 (found,) = self._db.execute("PRAGMA user_version").fetchone()
-                if found != FORMAT:
-                    raise Unusable(f"{path} must be a ledger of format {FORMAT}, got {found}")
+                if found not in FORMATS:
+                    known = " or ".join(map(str, FORMATS))
+                    raise Unusable(f"{path} must be a ledger of format {known}, got {found}")
                 self._db.execute("PRAGMA journal_mode = WAL")
                 # Every commit is on the disk before it returns; fullfsync makes macOS obey.
                 self._db.execute("PRAGMA synchronous = FULL")
@@ -80,7 +82,7 @@ class Chain:
                 raise
 
     @classmethod
-    def create(cls, path: Path, first: Mapping[str, Any]) -> Chain:
+    def create(cls, path: Path, first: Mapping[str, Any], *, newest: bool = False) -> Chain:
         """Make the file, which only its owner can read, with its first row."""
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -92,7 +94,7 @@ class Chain:
                 with chain.transaction():
                     for statement in _SCHEMA:
                         chain._db.execute(statement)
-                    chain.append(EMPTY, first)
+                    chain.append(EMPTY, first, newest=newest)
                 _sync_folder(path.resolve().parent)
             except BaseException:
                 chain.close()
@@ -126,8 +128,10 @@ class Chain:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
 
-    def append(self, head: Head, content: Mapping[str, Any]) -> Head:
-        """Add a row after the head and return the new head."""
+    def append(self, head: Head, content: Mapping[str, Any], *, newest: bool = False) -> Head:
+        """Add a row after the head and return the new head; `newest` if it needs that format."""
+        if newest:  # in the same transaction as the row
+            self._db.execute(f"PRAGMA user_version = {FORMATS[-1]}")
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
         new = Head(head.n_rows + 1, _digest(head, text))
         self._db.execute("INSERT INTO chain VALUES (?, ?, ?)", (new.n_rows, text, new.digest))

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Self
 
 from dpfedc.errors import DPFedCError, Refused
-from dpfedc.privacy.ledger.book import Book, Opening, Row, as_content, as_row, require_text
+from dpfedc.privacy.ledger.book import Book
 from dpfedc.privacy.ledger.caps import BasicCap, Cap, GaussianCap
 from dpfedc.privacy.ledger.chain import EMPTY, Chain, Damaged, Head, Unusable
+from dpfedc.privacy.ledger.rows import Opening, Row, UnitChange, as_content, as_row, require_text
 from dpfedc.privacy.privacy_plan import PrivacyPlan
 from dpfedc.settings import require_integer, require_number
 
@@ -52,7 +53,8 @@ class Totals:
     """What a ledger has admitted so far.
 
     `spent`, `left` and `limits` have the names of what the cap limits. Epsilons are for
-    information: what is promised is the cap.
+    information: what is promised is the cap. What is left is below 0 if a change of unit carried
+    over more than the cap.
     """
 
     limits: Mapping[str, float]
@@ -78,11 +80,18 @@ class Ledger:
 
     @classmethod
     def create(
-        cls, path: str | os.PathLike[str], *, holding: str, cap: Cap, least_colluding_sites: int = 0
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        holding: str,
+        cap: Cap,
+        least_colluding_sites: int = 0,
+        unit: str = "record",
     ) -> Ledger:
-        """Start the ledger of a holding. All that is said here is fixed for its lifetime."""
-        opening = Opening.of(holding, cap, least_colluding_sites)
-        return cls._ready(Chain.create(Path(path), _dated(opening)))
+        """Start the ledger of a holding. All but the unit is fixed here for its lifetime."""
+        opening = Opening.of(holding, cap, least_colluding_sites, unit)
+        newest = unit != "record"  # the only unit of format 0
+        return cls._ready(Chain.create(Path(path), _dated(opening), newest=newest))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Ledger:
@@ -111,8 +120,13 @@ class Ledger:
 
     @property
     def opening(self) -> Opening:
-        """Return what was fixed when the ledger was created."""
+        """Return what was said when the ledger was created."""
         return self._read().opening
+
+    @property
+    def unit(self) -> str:
+        """Return what the cap is for now, one record or one person; plans must be for the same."""
+        return self._read().unit
 
     def answer(self, run: str, stage: str, t: int, request: str) -> bytes | None:
         """Return the stored answer to this very request, None if its round is not charged.
@@ -154,6 +168,23 @@ class Ledger:
             head = self._chain.append(self._head, _dated(row))
             self._chain.store(head.n_rows, answer)
         return head
+
+    def change_unit(self, unit: str, *, rows_per_person: int) -> Head:
+        """Let the cap be for another unit from now on, and carry over what was spent.
+
+        `rows_per_person` is for the operator to declare: no person ever had more rows in this
+        holding. The spend grows by it and never falls, perhaps beyond the cap: the change is
+        written all the same, and no release is admitted after it. A run under way for the old unit
+        goes no further.
+        """
+        with self._chain.transaction():
+            row = self._read().change_unit(unit, rows_per_person)
+            head = self._chain.append(self._head, _dated(row), newest=True)
+        return head
+
+    def change_of_unit(self, unit: str, *, rows_per_person: int) -> UnitChange:
+        """Return what `change_unit` would write now; nothing is written."""
+        return self._read().change_unit(unit, rows_per_person)
 
     def head(self) -> Head:
         """Return the number of rows and the hash that stands for all of them."""
