@@ -14,6 +14,7 @@ from dpfedc.cli.options import count_option, flag_option, number_option
 from dpfedc.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from dpfedc.privacy.privacy_plan import PrivacyPlan
     from dpfedc.report.accounts import Comparison
 
 _PUBLISHED = "The paper's noise (with --published)"
@@ -124,7 +125,7 @@ def _print_plan(path: Path) -> None:
     n_rounds = sum(release.rounds_per_site for release in plan.releases)
     print_sentence(
         f"{len(plan.releases)} stages at {plan.n_sites:,} sites, trust {plan.trust}; a site takes "
-        f"part in {n_rounds:,} rounds at most. Epsilon for every record, at several deltas:"
+        f"part in {n_rounds:,} rounds at most. Epsilon for {_whom(plan)}, at several deltas:"
     )
     rows = []
     for row in accounts(plan):
@@ -140,6 +141,12 @@ def _print_plan(path: Path) -> None:
     )
     if record is not None:
         _print_comparison(compared(record, plan))
+
+
+def _whom(plan: PrivacyPlan) -> str:
+    if plan.sites_per_person == 1:
+        return f"every {plan.unit}"
+    return f"every person, with rows at up to {plan.sites_per_person:,} sites"
 
 
 def _power(delta: float) -> str:

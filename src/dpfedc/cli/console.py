@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.progress import (
@@ -93,6 +94,14 @@ def print_paragraphs(paragraphs: Iterable[str]) -> None:
             lead = (f"{subject}: ", f"bold {style}") if subject else ""
             console.print(Text.assemble("\n" if i else "", lead, (rest, style)))
     console.print(grid, end="\n" if grid.rows else "")
+
+
+def confirmed(question: str) -> bool:
+    """Return whether somebody is there and says yes."""
+    try:
+        return typer.confirm(question)
+    except typer.Abort:  # nobody is there to ask
+        return False
 
 
 def print_path(what: str, path: Path) -> None:

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpfedc.cli.console import print_paragraphs, print_sentence, print_table
+from dpfedc.cli.console import confirmed, print_paragraphs, print_sentence, print_table
+from dpfedc.cli.options import Unit, count_option, flag_option
 
 if TYPE_CHECKING:
-    from dpfedc.privacy.ledger.book import Opening
+    from dpfedc.privacy.ledger import Totals
+    from dpfedc.privacy.ledger.rows import Opening
 
 ledger = typer.Typer(
     name="ledger",
-    help="Look at a site's ledger, which charges every release to a lifetime cap.",
+    help="Look at a site's ledger, which charges every release to a lifetime cap, or change what "
+    "the cap is for.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -39,16 +42,16 @@ def show(file: _File) -> None:
     from dpfedc.privacy.statement import rounded_up
 
     with Ledger.open(file) as opened:
-        opening, totals, head = opened.opening, opened.totals(), opened.head()
+        opening, totals, head, unit = opened.opening, opened.totals(), opened.head(), opened.unit
     print_paragraphs(
         [
-            f"Holding: {opening.holding}; what is protected is one {opening.unit} "
-            f"({opening.relation}).",
+            f"Holding: {opening.holding}; what is protected is one {unit} ({opening.relation}).",
             f"Cap: {opening.cap_kind}, epsilon {opening.cap['epsilon']:g} at delta "
             f"{opening.cap['delta']:g}, for the lifetime of the holding.{_sums(opening)}",
             f"Spent so far: epsilon {rounded_up(totals.epsilon, 4)}; "
             f"{rounded_up(totals.epsilon_if_others_collude, 4)} if all others collude. For "
             "information: what is promised is the cap.",
+            *_over(totals, unit),
         ]
     )
     print_table(
@@ -91,6 +94,13 @@ def show(file: _File) -> None:
     print_sentence(f"{head.n_rows:,} rows; the last hash is {head.digest}", style="dim")
 
 
+def _over(totals: Totals, unit: str) -> list[str]:
+    """Return a warning if a change of unit has carried over more than the cap."""
+    if min(totals.left.values()) >= 0:
+        return []
+    return [f"Warning: for one {unit}, more was spent than the cap allows. Nothing is left."]
+
+
 def _sums(opening: Opening) -> str:
     """Return what is asked of sums over sites, if anything is."""
     least = opening.least_colluding_sites
@@ -111,3 +121,59 @@ def verify(file: _File) -> None:
         print_sentence(f"Damaged: {error}", style="red")
         raise typer.Exit(_DAMAGED) from None
     print_sentence(f"Whole: {head.n_rows:,} rows; the last hash is {head.digest}")
+
+
+@ledger.command()
+def change_unit(
+    file: _File,
+    to: Annotated[
+        Unit, typer.Option(metavar="UNIT", help="What the cap is to be for: record or person.")
+    ],
+    rows_per_person: Annotated[
+        int,
+        count_option(
+            "No person ever had more rows than this in the records that the ledger is for. It is "
+            "for you to know: nothing checks it.",
+            show_default=False,
+        ),
+    ],
+    yes: Annotated[bool, flag_option("--yes", "Do not ask.")] = False,
+) -> None:
+    """Let the lifetime cap be for one person instead of one record, or the other way round.
+
+    What was spent is carried over, as much as it counts for the new unit, and never less. If that
+    is more than the cap, nothing is left. There is no way back to what was spent before.
+    """
+    from dpfedc.privacy.ledger import Ledger
+    from dpfedc.privacy.ledger.caps import cap_of
+    from dpfedc.privacy.statement import rounded_up
+
+    with Ledger.open(file) as opened:
+        opening, totals, before = opened.opening, opened.totals(), opened.unit
+        row = opened.change_of_unit(str(to), rows_per_person=rows_per_person)
+        cap = cap_of(opening.cap_kind, opening.cap)
+        print_paragraphs(
+            [
+                f"Holding: {opening.holding}; what is protected is one {before}, and will be one "
+                f"{to}, with at most {rows_per_person:,} rows per person.",
+                f"Spent so far: epsilon {rounded_up(totals.epsilon, 4)} for one {before}; "
+                f"{rounded_up(cap.epsilon_of(row.carried), 4)} for one {to}, of a cap of "
+                f"{opening.cap['epsilon']:g} at delta {opening.cap['delta']:g}.",
+            ]
+        )
+        shown = [name for name, limit in totals.limits.items() if limit or totals.spent[name]]
+        print_table(
+            ("", "spent", "carried over", "cap"),
+            [
+                (_MEANING[n], *(f"{v[n]:.4g}" for v in (totals.spent, row.carried, totals.limits)))
+                for n in shown
+            ],
+        )
+        if any(row.carried[name] >= totals.limits[name] for name in shown):
+            print_paragraphs([f"Warning: nothing will be left of the cap for one {to}."])
+        if not yes and not confirmed("Change the unit? This cannot be undone."):
+            print_sentence("Not changed.")
+            raise typer.Exit(1)
+        # Computed again from what is in the file by then: another process may have charged.
+        head = opened.change_unit(str(to), rows_per_person=rows_per_person)
+    print_sentence(f"Changed: {head.n_rows:,} rows; the last hash is {head.digest}")

@@ -24,6 +24,13 @@ class Trust(StrEnum):
     TRUSTED_SERVER = "trusted-server"
 
 
+class Unit(StrEnum):
+    """What epsilon protects."""
+
+    RECORD = "record"
+    PERSON = "person"
+
+
 class Variant(StrEnum):
     """The two forms of the method."""
 
@@ -189,6 +196,24 @@ ColludingSites = Annotated[
         "With secure-aggregation: how many sites may work with the server against the others.",
         least=0,
         show_default="0",
+        rich_help_panel=PRIVACY,
+    ),
+]
+WhatIsProtected = Annotated[
+    Unit,
+    typer.Option(
+        "--unit",
+        metavar="UNIT",
+        help="What epsilon protects: record, or person (all rows of a person at once; every site "
+        "makes one record of them).",
+        rich_help_panel=PRIVACY,
+    ),
+]
+SitesPerPerson = Annotated[
+    int,
+    count_option(
+        "With --unit person: the most sites at which one person may have rows. More sites need "
+        "more noise.",
         rich_help_panel=PRIVACY,
     ),
 ]

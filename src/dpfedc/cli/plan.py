@@ -17,7 +17,10 @@ from dpfedc.cli.options import (
     Epsilon,
     MinSurvivors,
     SamplingProbability,
+    SitesPerPerson,
     Trust,
+    Unit,
+    WhatIsProtected,
     WhoIsTrusted,
     count_option,
     flag_option,
@@ -38,8 +41,8 @@ def plan(
         str,
         typer.Option(
             metavar="N",
-            help="How many records there are: of all --sites together (10000), or of each site "
-            "(100,250,80).",
+            help="How many records there are, or persons with --unit person: of all --sites "
+            "together (10000), or of each site (100,250,80).",
             show_default=False,
         ),
     ],
@@ -54,6 +57,8 @@ def plan(
     trust: WhoIsTrusted = Trust.LOCAL,
     min_survivors: MinSurvivors = None,
     colluding_sites: ColludingSites = None,
+    unit: WhatIsProtected = Unit.RECORD,
+    sites_per_person: SitesPerPerson = 1,
     sampling_probability: SamplingProbability = 1.0,
     rounds: Annotated[
         int | None,
@@ -96,6 +101,8 @@ def plan(
             colluding_sites=colluding_sites,
             sampling_probability=sampling_probability,
         ),
+        "unit": str(unit),
+        "sites_per_person": sites_per_person,
         "n_clusters": clusters,
         "n_rounds": "auto" if rounds is None else rounds,
         "sites_per_round": sites_per_round,

@@ -7,7 +7,13 @@ from typing import Annotated
 
 import typer
 
-from dpfedc.cli.console import print_paragraphs, print_path, print_sentence, print_table
+from dpfedc.cli.console import (
+    confirmed,
+    print_paragraphs,
+    print_path,
+    print_sentence,
+    print_table,
+)
 from dpfedc.cli.options import flag_option
 from dpfedc.cli.site_setup import SiteFolderArgument, check, init
 
@@ -130,7 +136,7 @@ def accept(
             f"{rounded_up(spent, 4)}; after this run: at most {rounded_up(afterwards, 4)}."
         ]
     )
-    if not yes and not _confirmed("Accept this run?"):
+    if not yes and not confirmed("Accept this run?"):
         print_sentence("Not accepted.")
         raise typer.Exit(1)
     opened.accept(digest)
@@ -177,13 +183,6 @@ def labels(
     if null:
         print_sentence(f"{null:,} records without a number in every column have the label -1.")
     print_path("Labels", output)
-
-
-def _confirmed(question: str) -> bool:
-    try:
-        return typer.confirm(question)
-    except typer.Abort:  # nobody is there to ask
-        return False
 
 
 def tell(text: str) -> None:

@@ -20,10 +20,13 @@ from dpfedc.privacy.statement import (
     FROM_WHOM,
     HOW_IT_WORKS,
     assumption,
+    changes_the_sum,
+    less_protected,
     multiplier,
     number,
     odds_factor,
     percent,
+    what_is_protected,
 )
 from dpfedc.settings import PrivacyGuarantee, PrivacyTarget
 
@@ -64,7 +67,7 @@ def plan_in_brief(plan: RunPlan, target: PrivacyTarget | None) -> str:
         )
     epsilon = number(plan_epsilon(plan.privacy))
     return (
-        f"{size}; epsilon {epsilon}, delta {target.delta:g} for every record; "
+        f"{size}; epsilon {epsilon}, delta {target.delta:g} for every {plan.privacy.unit}; "
         f"{noise_in_words(plan.noise_ratio)} (noise ratio {ratio(plan.noise_ratio)})."
     )
 
@@ -90,17 +93,23 @@ def _counted(n: int, what: str) -> str:
     return f"one {what}" if n == 1 else f"{n:,} {what}s"
 
 
+def _unit(plan: RunPlan) -> str:
+    """Return what the records are of: where every site makes one of a person, persons."""
+    return "record" if plan.privacy is None else plan.privacy.unit
+
+
 def _subject(plan: RunPlan, facts: Federation) -> str:
+    unit = _unit(plan)
     n_clusters = max(getattr(stage, "n_clusters", 0) for stage in plan.stages)
     sizes = facts.records_per_site
     least, most = int(sizes.min()), int(sizes.max())
-    where = f"at {facts.n_sites:,} sites with {least:,} to {most:,} records each"
+    where = f"at {facts.n_sites:,} sites with {least:,} to {most:,} {unit}s each"
     if least == most:
-        where = f"at {facts.n_sites:,} sites with {_counted(most, 'record')} each"
+        where = f"at {facts.n_sites:,} sites with {_counted(most, unit)} each"
     if facts.n_sites == 1:
         where = "at one site"
     return (
-        f"Plan: {_counted(n_clusters, 'cluster')} among {_counted(facts.n_records, 'record')} with "
+        f"Plan: {_counted(n_clusters, 'cluster')} among {_counted(facts.n_records, unit)} with "
         f"{_counted(facts.n_features, 'feature')} {where}. It is made from these numbers alone; no "
         "record was read."
     )
@@ -113,6 +122,9 @@ def _promise(promise: PrivacyGuarantee) -> Iterator[str]:
         f"that a {promise.unit} was there {odds_factor(promise.epsilon)}; delta is the chance that "
         f"more is learnt. Computed by {promise.accountant}."
     )
+    if promise.unit != "record":
+        weaker = " ".join(less_protected(promise))
+        yield f"Protected: {what_is_protected(promise)}. {weaker}"
     whom = f"The promise holds against {FROM_WHOM[promise.trust]}."
     yield f"Trust: {promise.trust}. {HOW_IT_WORKS[promise.trust]} {whom}"
     if promise.trust == "secure-aggregation":
@@ -134,7 +146,7 @@ def _stages(plan: RunPlan, facts: Federation) -> Iterator[str]:
         yield (
             f"Stages: {n_stages}. Each round releases one noisy sum over its sites; no site takes "
             f"part in more than {_counted(most, 'round')}. The noise multiplier is the size of the "
-            "noise over the most that one record can change the sum."
+            f"noise over the most that {changes_the_sum(privacy.unit)} can change the sum."
         )
     shares = {} if privacy is None else budget_shares(privacy)
     for i, stage in enumerate(plan.stages, start=1):
@@ -149,7 +161,7 @@ def _stages(plan: RunPlan, facts: Federation) -> Iterator[str]:
             )
             if planned.sampling_probability < 1:
                 chance = percent(planned.sampling_probability)
-                text += f"; each record is in a round with a chance of {chance}"
+                text += f"; each {privacy.unit} is in a round with a chance of {chance}"
         yield f"{text}."
 
 
@@ -179,17 +191,18 @@ def _who(stage: Stage, facts: Federation, privacy: PrivacyPlan | None) -> str:
 def _warnings(plan: RunPlan, facts: Federation) -> Iterator[str]:
     if plan.privacy is None:
         return
+    unit = plan.privacy.unit
     if plan.noise_ratio > MAX_USABLE_NOISE:
         several = facts.n_sites > 1 and plan.privacy.trust == "local"
         other = "; so would trust in secure aggregation" if several else ""
         yield (
             f"the noise is {ratio(plan.noise_ratio)} times the signal of a cluster, and likely to "
-            f"swamp it; at most {MAX_USABLE_NOISE:g} is wanted. More records, fewer clusters or a "
+            f"swamp it; at most {MAX_USABLE_NOISE:g} is wanted. More {unit}s, fewer clusters or a "
             f"larger epsilon would help{other}."
         )
     if plan.privacy.delta >= 1 / facts.n_records:
         yield (
             f"delta {plan.privacy.delta:g} is too large to mean much: it should be well below one "
-            f"over the number of records, {1 / facts.n_records:.2g}. Take "
+            f"over the number of {unit}s, {1 / facts.n_records:.2g}. Take "
             f"{0.1 / facts.n_records:.1g} or less."
         )

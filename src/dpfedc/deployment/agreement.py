@@ -226,7 +226,10 @@ class Agreement:
     @property
     def target(self) -> PrivacyTarget:
         """Return what the run may spend."""
-        return PrivacyTarget(self.epsilon, self.privacy.delta)
+        plan = self.privacy
+        return PrivacyTarget(
+            self.epsilon, plan.delta, unit=plan.unit, sites_per_person=plan.sites_per_person
+        )
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:

@@ -16,7 +16,15 @@ from dpfedc.settings import PrivacyTarget, require_choice
 
 TABLES = {
     "run": ("name", "coordinator", "method", "clusters", "features", "seed"),
-    "privacy": ("epsilon", "delta", "noise", "norm_bound", "feature_ranges"),
+    "privacy": (
+        "epsilon",
+        "delta",
+        "unit",
+        "sites_per_person",
+        "noise",
+        "norm_bound",
+        "feature_ranges",
+    ),
     "rounds": ("rounds", "sites_per_round", "deadline", "min_answers"),
 }
 REQUIRED = ("name", "coordinator", "features", "clusters", "epsilon", "delta")
@@ -39,12 +47,15 @@ def proposed(
     sites: Sequence[Site],
     epsilon: float,
     delta: float,
+    unit: str = "record",
+    sites_per_person: int = 1,
     **terms: Any,
 ) -> Agreement:
     """Return the agreement on a run, planned here; `terms` are the other fields of an agreement."""
     sizes = np.array([site.n_records for site in sites], dtype=np.int64)
     facts = Federation(len(features), sizes)
-    plan = method_named(method).plan(settings, facts, PrivacyTarget(epsilon, delta))
+    target = PrivacyTarget(epsilon, delta, unit=unit, sites_per_person=sites_per_person)
+    plan = method_named(method).plan(settings, facts, target)
     if plan.privacy is None:
         raise InvalidInput("a deployed run must have a privacy plan, got none")
     agreement = Agreement(
@@ -65,9 +76,9 @@ def proposed_by_toml(text: str, *, sites: Sequence[Site], receipt_key: str) -> A
     """Return the agreement that a plan proposes to these sites.
 
     [run] has name, coordinator, features and clusters, perhaps method and seed; [privacy] epsilon
-    and delta, perhaps noise, norm_bound and feature_ranges; [rounds], which may be missing, rounds,
-    sites_per_round, deadline and min_answers (half of a round's sites if it does not say);
-    [settings] what else the method has.
+    and delta, perhaps unit, sites_per_person, noise, norm_bound and feature_ranges; [rounds], which
+    may be missing, rounds, sites_per_round, deadline and min_answers (half of a round's sites if it
+    does not say); [settings] what else the method has.
     """
     try:
         tables = tomllib.loads(text)
@@ -95,6 +106,8 @@ def proposed_by_toml(text: str, *, sites: Sequence[Site], receipt_key: str) -> A
         settings={**settings, **chosen},
         sites=sites,
         receipt_key=receipt_key,
+        unit=given.get("unit", "record"),
+        sites_per_person=given.get("sites_per_person", 1),
         noise=given.get("noise", "secure"),
         seed=given.get("seed", 0),
         deadline=given.get("deadline", DEADLINE),

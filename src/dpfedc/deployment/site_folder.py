@@ -82,8 +82,12 @@ class SiteFolder:
         records: int,
         cap: Cap,
         holding: str,
+        unit: str = "record",
     ) -> SiteFolder:
-        """Make the folder of a new site; without an authority there is no TLS."""
+        """Make the folder of a new site; without an authority there is no TLS.
+
+        `unit` is what the lifetime cap is for, one record or one person.
+        """
         from dpfedc.privacy.ledger import Ledger
 
         require_name(name)
@@ -100,7 +104,7 @@ class SiteFolder:
         write_site_key(path, name)
         if authority is not None:
             shutil.copyfile(authority, path / "ca.crt")
-        Ledger.create(path / "ledger.sqlite", holding=holding, cap=cap).close()
+        Ledger.create(path / "ledger.sqlite", holding=holding, cap=cap, unit=unit).close()
         folder = cls(path, name, server, records, dict(data), authority is None)
         folder.write()
         return folder

@@ -167,13 +167,19 @@ class SiteService:
 
 
 def require_affordable(agreement: Agreement, ledger: Ledger) -> float:
-    """Refuse a run that the lifetime cap would stop halfway; runs under way are not counted.
+    """Refuse a run that the site's ledger would not charge, or would stop halfway.
 
-    Returns the epsilon that will have been spent, at the cap's delta, when the run is over.
+    It must be for the ledger's unit, and fit into the cap; runs under way are not counted. Returns
+    the epsilon that will have been spent, at the cap's delta, when the run is over.
     """
     opening, totals = ledger.opening, ledger.totals()
     left = totals.left
     cap, plan = cap_of(opening.cap_kind, opening.cap), agreement.privacy
+    if plan.unit != ledger.unit:
+        raise InvalidInput(
+            f"the run must be for unit {ledger.unit}, as the site's ledger is, got {plan.unit}; "
+            "its operator can change that by `dpfedc ledger change-unit`"
+        )
     total, first = dict.fromkeys(left, 0.0), True
     for release in plan.releases:
         n, z = release.rounds_per_site, release.noise_multiplier

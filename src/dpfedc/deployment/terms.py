@@ -7,7 +7,15 @@ import math
 from dpfedc.deployment.agreement import Agreement
 from dpfedc.deployment.exchanges import Exchange
 from dpfedc.privacy.privacy_plan import RELATION
-from dpfedc.privacy.statement import FROM_WHOM, HOW_IT_WORKS, number, odds_factor
+from dpfedc.privacy.statement import (
+    FROM_WHOM,
+    HOW_IT_WORKS,
+    left_blank,
+    less_protected,
+    number,
+    odds_factor,
+    what_is_protected,
+)
 
 NOISE_WORDS = {
     "secure": "secure: exact sums, and integers drawn by the site from its operating system's own "
@@ -27,22 +35,24 @@ def terms(agreement: Agreement) -> list[str]:
     identity = agreement.verified()
     promise, plan = agreement.guarantee, agreement.plan
     most = sum(release.rounds_per_site for release in agreement.privacy.releases)
-    sites = ", ".join(f"{site.name} ({site.n_records:,} records)" for site in agreement.sites)
     unit = promise.unit
+    sites = ", ".join(f"{site.name} ({site.n_records:,} {unit}s)" for site in agreement.sites)
     paragraphs = [
         f"Run: {agreement.name}, coordinated by {agreement.coordinator}; {agreement.method} with "
         f"{agreement.settings['n_clusters']} clusters.",
         *_settings(agreement),
         f"Sites: {sites}. These names and numbers are public.",
         f"Reads: the {_columns(agreement.features)} of your records, and nothing else of them.",
-        f"Protected: every single {unit} ({RELATION} neighbours: the same data with that {unit} "
-        "left blank).",
+        f"Protected: {what_is_protected(promise)} ({RELATION} neighbours: the same data with "
+        f"{left_blank(unit)} left blank). {' '.join(less_protected(promise))}",
         f"Promise: epsilon {number(promise.epsilon)}, delta {promise.delta:g} over the whole run, "
         f"computed by {promise.accountant} from the plan. Seeing all that is released changes "
         f"anyone's odds that a {unit} was there {odds_factor(promise.epsilon)}.",
         f"Trust: {promise.trust}. {HOW_IT_WORKS[promise.trust]} The promise holds against "
         f"{FROM_WHOM[promise.trust]}.",
         f"Noise: {NOISE_WORDS[agreement.noise]}.",
+        "Lifetime cap: your ledger charges this run for what leaves this site, and its cap is for "
+        "this site alone. Who is in the data of other sites too has a cap at each of them.",
         f"Rounds: {plan.n_rounds:,}; a site answers in at most {most:,} of them. A round waits "
         f"{agreement.deadline:g} seconds and needs {agreement.min_answers} answers.",
     ]

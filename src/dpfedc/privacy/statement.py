@@ -21,6 +21,8 @@ HOW_IT_WORKS = {
     "trusted-server": "The server adds the noise, and sees the sites' exact uploads.",
 }
 
+_PRONOUN = {"record": "it was", "person": "they were"}
+
 ALMOST = 0.1
 """Up to this epsilon, a tenth more or less, words may say `almost`."""
 MAX_FACTOR = 1e4
@@ -113,12 +115,12 @@ def privacy_statement(guarantee: PrivacyGuarantee) -> list[str]:
     """
     unit = guarantee.unit
     paragraphs = [
-        f"Protected: every single {unit}. Whatever the run released would be "
-        f"{how_likely(guarantee.epsilon)} if that {unit} had been left blank.",
+        f"Protected: {what_is_protected(guarantee)}. Whatever the run released would be "
+        f"{how_likely(guarantee.epsilon)} if {left_blank(unit)} had been left blank.",
         f"From whom: {FROM_WHOM[guarantee.trust]}. {HOW_IT_WORKS[guarantee.trust]}",
         f"How much: epsilon {number(guarantee.epsilon)}, delta {guarantee.delta:g}, for everything "
         "that the run released, preprocessing included. Epsilon says how much may be learnt about "
-        f"one {unit}: the results change anyone's odds that it was there "
+        f"one {unit}: the results change anyone's odds that {_PRONOUN[unit]} there "
         f"{odds_factor(guarantee.epsilon)}. Delta is the chance that more is learnt. As a rule, "
         "epsilon up to 1 is strong protection, and above 10 there is little.",
     ]
@@ -130,8 +132,8 @@ def privacy_statement(guarantee: PrivacyGuarantee) -> list[str]:
             "Nobody can draw them again and take them off."
         )
     paragraphs.append(
-        "Not protected: how many records each site has, which sites took part, and what is true "
-        "of whole groups. A person with several records has less protection than one with one. "
+        f"Not protected: how many {unit}s each site has, which sites took part, and what is true "
+        f"of whole groups. {' '.join(less_protected(guarantee))} "
         "Labels and memberships are exact: they stay at the sites and must not be published."
     )
     if guarantee.stamp:
@@ -140,6 +142,38 @@ def privacy_statement(guarantee: PrivacyGuarantee) -> list[str]:
             "noise: whoever knows its seed can take the noise off again."
         )
     return paragraphs
+
+
+def what_is_protected(guarantee: PrivacyGuarantee) -> str:
+    """Return the unit in words, with how far it reaches."""
+    if guarantee.unit == "record":
+        return "every single record"
+    n_sites = guarantee.sites_per_person
+    where = "" if n_sites == 1 else f", with rows at up to {n_sites:,} sites"
+    return f"every single person{where}: all of their rows at once"
+
+
+def left_blank(unit: str) -> str:
+    """Return what is left blank in the data that a run is compared with."""
+    return "that record" if unit == "record" else "all rows of that person"
+
+
+def changes_the_sum(unit: str) -> str:
+    """Return whose effect on a release the noise multiplier is relative to."""
+    return "one record" if unit == "record" else "one person's rows at one site"
+
+
+def less_protected(guarantee: PrivacyGuarantee) -> list[str]:
+    """Return sentences: for whom, or for what, the promise is weaker than its epsilon."""
+    if guarantee.unit == "record":
+        return ["A person with several records has less protection than one with one."]
+    twice, n_sites = number(2 * guarantee.epsilon), guarantee.sites_per_person
+    where = "several sites" if n_sites == 1 else f"more than {n_sites:,} sites"
+    return [
+        "To change one row of a person who stays, one visit say, is a replacement: for that "
+        f"epsilon is {twice}, twice as much.",
+        f"A person with rows at {where} has less protection than is promised here.",
+    ]
 
 
 def assumption(guarantee: PrivacyGuarantee) -> str:
@@ -151,8 +185,10 @@ def assumption(guarantee: PrivacyGuarantee) -> str:
     together = "no site works"
     if colluding:
         together = "at most one site works" if colluding == 1 else f"at most {colluding} sites work"
+    against = "For a site against which all others and the server work together"
+    if guarantee.sites_per_person > 1:
+        against = "For a person against whom all sites but their own and the server work together"
     return (
         f"in every round the uploads {arrive} arrive, and {together} with the server against the "
-        "others. For a site against which all others and the server work together, epsilon is "
-        f"{number(guarantee.epsilon_if_others_collude)}."
+        f"others. {against}, epsilon is {number(guarantee.epsilon_if_others_collude)}."
     )

@@ -12,7 +12,13 @@ from dpfedc.engine.run_record import RunRecord
 from dpfedc.kernels.metrics import cluster_sizes, kmeans_cost, scores
 from dpfedc.kernels.segments import by_column
 from dpfedc.model_file import ClusterModel
-from dpfedc.report.promise import STAGES_CAPTION, STAGES_HEAD, privacy_paragraphs, stage_rows
+from dpfedc.report.promise import (
+    STAGES_HEAD,
+    privacy_paragraphs,
+    stage_rows,
+    stages_caption,
+    unit_of,
+)
 
 if TYPE_CHECKING:
     from dpfedc.report.page import ReportContent
@@ -99,18 +105,18 @@ def size_rows(
 def summary_sentences(record: RunRecord) -> list[str]:
     """Return what the run did, in plain words."""
     settings, sizes = record.settings, record.results.get("cluster_sizes")
-    n_sites, each = settings["n_sites"], ""
+    n_sites, each, unit = settings["n_sites"], "", unit_of(record)
     if sizes:
-        each = f" of {min(sizes):,} to {max(sizes):,} records"
+        each = f" of {min(sizes):,} to {max(sizes):,} {unit}s"
         if min(sizes) == max(sizes):
-            each = f" of {max(sizes):,} records each"
+            each = f" of {max(sizes):,} {unit}s each"
     where = "at one site" if n_sites == 1 else f"at {n_sites:,} sites"
     sentences = [
-        f"{settings['n_records']:,} records with {settings['n_features']:,} features {where} "
+        f"{settings['n_records']:,} {unit}s with {settings['n_features']:,} features {where} "
         f"were put into {settings['n_clusters']} clusters{each}, in {len(record.rounds)} rounds."
     ]
     if n_sites > 1:
-        sentences.append("To find them, each site's records were used at that site only.")
+        sentences.append(f"To find them, each site's {unit}s were used at that site only.")
     if "coordinator" in settings:
         sentences.append(
             f"The run was coordinated by {settings['coordinator']}; its agreement is "
@@ -138,7 +144,7 @@ def report_content(
         record=record,
         summary=summary_sentences(record),
         privacy=privacy_paragraphs(record),
-        stages=Table(STAGES_CAPTION, STAGES_HEAD, stages) if stages else None,
+        stages=Table(stages_caption(record), STAGES_HEAD, stages) if stages else None,
         scores=Table(caption + _COST_EXPLAINED, head, found) if found else None,
         centers=model.cluster_centers,
         image_shape=results.get("image_shape"),

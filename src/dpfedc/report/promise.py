@@ -7,7 +7,7 @@ import json
 from dpfedc.engine.run_record import EXACT, RunRecord
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.privacy_plan import PrivacyPlan
-from dpfedc.privacy.statement import multiplier, percent, privacy_statement
+from dpfedc.privacy.statement import changes_the_sum, multiplier, percent, privacy_statement
 from dpfedc.settings import PrivacyGuarantee
 
 EXACT_SHOWN = (
@@ -16,10 +16,6 @@ EXACT_SHOWN = (
 )
 
 STAGES_HEAD = ("stage", "rounds", "noise", "budget")
-STAGES_CAPTION = (
-    "How the privacy was paid for. Noise: its size over the most that one record can change a "
-    "release (the noise multiplier). Budget: the stage's share of all that may be learnt."
-)
 
 
 def recorded_plan(record: RunRecord) -> PrivacyPlan | None:
@@ -40,7 +36,7 @@ def recorded_guarantee(record: RunRecord) -> PrivacyGuarantee | None:
 
 
 def privacy_paragraphs(record: RunRecord) -> list[str]:
-    """Return what the run promises about any one record, and what it does not."""
+    """Return what the run promises about any one record or person, and what it does not."""
     promise = recorded_guarantee(record)
     if promise is not None:
         shown = [EXACT_SHOWN] if EXACT in record.stamps else []
@@ -49,6 +45,20 @@ def privacy_paragraphs(record: RunRecord) -> list[str]:
         return ["Not protected: this run adds no noise, so it promises no privacy."]
     unproved = ["Not protected: this run has no privacy plan, so it promises no privacy."]
     return list(record.results.get("privacy_notes", unproved))
+
+
+def unit_of(record: RunRecord) -> str:
+    """Return what the run's records are of, as it recorded: records as such, or persons."""
+    return str((record.results.get("privacy") or {}).get("unit", "record"))
+
+
+def stages_caption(record: RunRecord) -> str:
+    """Return what stands under the table of the stages."""
+    return (
+        f"How the privacy was paid for. Noise: its size over the most that "
+        f"{changes_the_sum(unit_of(record))} can change a release (the noise multiplier). Budget: "
+        "the stage's share of all that may be learnt."
+    )
 
 
 def stage_rows(record: RunRecord) -> list[tuple[str, str, str, str]]:
