@@ -208,3 +208,32 @@ def test_bad_accounts_are_refused_in_one_line(dpfedc, damaged, monkeypatch, case
     assert err.count("\n") == 1
     for fragment in fragments:
         assert fragment in err
+
+
+def test_account_of_a_plan_for_persons(dpfedc, tmp_path):
+    path, plan = written(tmp_path / "plan.json", unit="person", sites_per_person=3)
+    code, out, err = dpfedc("account", path)
+    assert (code, err) == (0, "")
+    assert "Epsilon for every person, with rows at up to 3 sites, at" in " ".join(out.split())
+    _, pld, rdp, closed = cells(out, "1e-05")
+    exact = gaussian_epsilon(math.sqrt(3) * MU, 1e-5)
+    assert float(pld) == pytest.approx(exact, rel=1e-3)
+    assert exact <= float(closed) <= exact * 1.001
+    assert float(rdp) > float(pld)
+    sums = replace(plan, trust="trusted-server")
+    assert accounts(sums)[1].closed == pytest.approx(gaussian_epsilon(3 * MU, 1e-5))
+
+
+@pytest.mark.parametrize("trust", ["local", "secure-aggregation"])
+def test_what_a_run_logged_is_accounted_for_its_unit(trust):
+    """The log has what left the sites; a person at two of them meets more than a record."""
+    X = np.array([[float(a), float(b)] for a, b, *_ in patients(400)])
+    run = DPFedC(3, epsilon=5.0, trust=trust, random_state=0).fit(X, sites=np.arange(400) % 4)
+    record, plan = run.history_, recorded_plan(run.history_)
+    persons = replace(plan, unit="person", sites_per_person=2)
+    privacy = {**record.results["privacy"], "unit": "person", "sites_per_person": 2}
+    told = replace(record, results={**record.results, "privacy": privacy})
+    assert compared(told, plan).agrees
+    found = compared(told, persons)
+    assert found.logged == pytest.approx(plan_epsilon(persons))
+    assert found.logged > found.reported

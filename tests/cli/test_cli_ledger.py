@@ -103,3 +103,62 @@ def test_files_that_are_no_ledger(dpfedc, tmp_path, command):
     code, out, err = dpfedc("ledger", command, tmp_path / "empty")
     assert (code, out) == (2, "")
     assert "cannot be used: no such table" in err
+
+
+def spent(path):
+    with Ledger.open(path) as ledger:
+        return ledger.unit, ledger.totals().spent
+
+
+def test_change_the_unit(dpfedc, tmp_path, monkeypatch):
+    path = used(tmp_path / "l")
+    words = ("ledger", "change-unit", path, "--to", "person", "--rows-per-person", 3)
+    squares = 1 / 64 + 3 / 16
+    monkeypatch.setattr("typer.confirm", lambda _: False)
+    code, out, err = dpfedc(*words)
+    assert (code, err) == (1, "")
+    assert out.rstrip().endswith("Not changed.")
+    assert spent(path) == ("record", {"inverse_squares": squares, "spare_delta": 0.0})
+    shown = [f"{value:.4g}" for value in (squares, 9 * squares)]
+    code, out, err = dpfedc(*words, "--yes")
+    assert (code, err) == (0, "")
+    text = " ".join(out.split())
+    assert "one record, and will be one person, with at most 3 rows per person" in text
+    assert ["sum of 1/z^2", *shown] in [row[:3] for row in cells(out)]
+    assert "Warning" not in text
+    assert spent(path) == ("person", {"inverse_squares": 9 * squares, "spare_delta": 0.0})
+    code, out, _ = dpfedc("ledger", "show", path)
+    assert "what is protected is one person" in " ".join(out.split())
+    assert "Warning" not in out
+    assert dpfedc("ledger", "verify", path)[0] == 0
+
+
+def test_a_change_that_leaves_nothing_says_so_before_and_after(dpfedc, tmp_path, monkeypatch):
+    path, asked = used(tmp_path / "l"), []
+    monkeypatch.setattr("typer.confirm", lambda question: asked.append(question) or True)
+    words = ("ledger", "change-unit", path, "--to", "person", "--rows-per-person", 90)
+    code, out, _ = dpfedc(*words)
+    assert code == 0
+    assert asked == ["Change the unit? This cannot be undone."]
+    assert "nothing will be left of the cap for one person" in " ".join(out.split())
+    code, out, _ = dpfedc("ledger", "show", path)
+    assert code == 0
+    assert "for one person, more was spent than the cap allows" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--to", "record", "--rows-per-person", 2), "another than the ledger's own, got record"),
+        (("--to", "visit", "--rows-per-person", 2), "visit"),
+        (("--to", "person", "--rows-per-person", 0), "must be >= 1, got 0"),
+        (("--to", "person"), "--rows-per-person"),
+        (("--rows-per-person", 2), "--to"),
+    ],
+)
+def test_changes_that_mean_nothing(dpfedc, tmp_path, words, message):
+    path = used(tmp_path / "l")
+    code, out, err = dpfedc("ledger", "change-unit", path, *words, "--yes")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert spent(path)[0] == "record"

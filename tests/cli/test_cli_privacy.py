@@ -41,6 +41,19 @@ def test_plan_warns_when_noise_swamps_the_signal(dpfedc):
     assert re.search(r"^Warning +the noise is 1\.04 times the signal", out, re.MULTILINE)
 
 
+def test_a_plan_for_persons(dpfedc, tmp_path):
+    path = tmp_path / "plan.json"
+    words = ("--unit", "person", "--sites-per-person", 2, "--json", path)
+    code, out, err = dpfedc(*IMAGES, *TOGETHER, *words)
+    assert (code, err) == (0, "")
+    text = " ".join(out.split())
+    assert "Plan 10 clusters among 10,000 persons with 784 features" in text
+    assert "Protected every single person, with rows at up to 2 sites" in text
+    plan = PrivacyPlan.from_json(path.read_text())
+    assert (plan.unit, plan.sites_per_person) == ("person", 2)
+    assert 0.999 < plan_epsilon(plan) <= 1
+
+
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_plan_fits_the_terminal(dpfedc, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
@@ -106,6 +119,30 @@ BAD_PLANS = {
         "<= 1000000, got inf",
     ),
     "no chance": (("--records", 90, "--sites", 3, "--sampling-probability", 0), "> 0", "got 0.0"),
+    "records at several sites": (
+        ("--records", 90, "--sites", 3, "--sites-per-person", 2),
+        "sites_per_person must be 1 with unit record, got 2",
+    ),
+    "more sites than there are": (
+        ("--records", 90, "--sites", 3, "--unit", "person", "--sites-per-person", 4),
+        "sites_per_person must be from 1 to 3, got 4",
+    ),
+    "persons at several sites, sampled": (
+        (
+            "--records",
+            90,
+            "--sites",
+            3,
+            "--unit",
+            "person",
+            "--sites-per-person",
+            2,
+            "--sampling-probability",
+            0.5,
+        ),
+        "sites_per_person must be 1 where records are sampled",
+    ),
+    "another unit": (("--records", 90, "--sites", 3, "--unit", "visit"), "visit"),
     "features in words": (
         ("--records", 90, "--sites", 3, "--features", "x"),
         "'--features': must be a whole number >= 1, got 'x'",

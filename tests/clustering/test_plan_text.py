@@ -255,3 +255,28 @@ def test_epsilon_is_rounded_up_and_never_down(value, shown):
     if math.isfinite(value):
         assert float(text.replace(",", "")) >= value
         assert float(number(value).replace(",", "")) >= value
+
+
+# --- persons -----------------------------------------------------------------------------------
+
+
+def test_a_plan_for_persons_in_words():
+    target = together(2.0, unit="person", sites_per_person=2)
+    plan, told = words(TABLE, target, 3)
+    assert told["Plan"].startswith("3 clusters among 6,000 persons with 4 features at 3 sites with")
+    assert "900 to 3,100 persons each" in told["Plan"]
+    assert told["Promise"].startswith("epsilon 2, delta 1e-05 for every person, over")
+    assert "odds that a person was there" in told["Promise"]
+    assert told["Protected"].startswith("every single person, with rows at up to 2 sites: all of")
+    assert "for that epsilon is 4, twice as much" in told["Protected"]
+    assert "the most that one person's rows at one site can change the sum" in told["Stages"]
+    assert " for every person; " in plan_in_brief(plan, target)
+    _, told = words(TABLE, together(2.0), 3)
+    assert "Protected" not in told
+    assert "one record can change the sum" in told["Stages"]
+    few = Federation(4, np.array([30, 30]))
+    _, told = words(few, PrivacyTarget(0.2, 1e-5, "local", unit="person"), 3)
+    assert "More persons, fewer clusters" in told["Warning"]
+    few = Federation(4, np.full(10, 100_000))
+    _, told = words(few, PrivacyTarget(8.0, 1e-4, "local", unit="person"), 3)
+    assert "one over the number of persons" in told["Warning"]

@@ -277,3 +277,53 @@ def test_settings_under_which_every_round_would_fail_are_refused(wrong):
 def test_operators_read_what_was_chosen():
     told = " ".join(terms(agreed("dp-fedc", settings={"clip_norm": 0.5})))
     assert "Settings: n_rounds 3, clip_norm 0.5." in told
+
+
+def test_an_agreement_for_persons_is_planned_again_for_persons():
+    agreement = agreed(unit="person", sites_per_person=2)
+    plan = agreement.privacy
+    assert (plan.unit, plan.sites_per_person) == ("person", 2)
+    assert agreement.verified() == agreement.digest
+    assert Agreement.from_json(agreement.to_json()) == agreement
+    assert agreed().digest != agreement.digest
+    assert "sites_per_person" not in agreed().to_json()
+    # As much noise as a person at one site needs is too little, and a site sees it.
+    less = replace(agreement, privacy=replace(agreed().privacy, unit="person", sites_per_person=2))
+    with pytest.raises(InvalidInput, match="must have noise multiplier"):
+        less.verified()
+    more = replace(agreement, privacy=replace(plan, sites_per_person=1))
+    with pytest.raises(InvalidInput, match="must have noise multiplier"):
+        more.verified()
+
+
+def test_terms_for_persons():
+    text = "\n".join(terms(agreed(unit="person", sites_per_person=2, noise="secure", epsilon=3.0)))
+    assert "berlin (120 persons)" in text
+    assert "Protected: every single person, with rows at up to 2 sites: all of their rows" in text
+    assert "the same data with all rows of that person left blank" in text
+    assert "for that epsilon is 6, twice as much" in text
+    assert "its lifetime cap is for this site alone" in text
+    text = "\n".join(terms(agreed(unit="person")))
+    assert "A person with rows at several sites has less protection" in text
+    text = "\n".join(terms(agreed()))
+    assert "every single record (zero-out neighbours: the same data with that record left" in text
+    assert "A person with several records has less protection" in text
+
+
+def test_a_plan_in_toml_may_be_for_persons():
+    def proposed(more):
+        text = TOML.replace("epsilon = 8.0", f"epsilon = 8.0\n{more}")
+        return proposed_by_toml(text, sites=SITES, receipt_key=public_key(KEY)).privacy
+
+    assert proposed("").unit == "record"
+    plan = proposed('unit = "person"')
+    assert (plan.unit, plan.sites_per_person) == ("person", 1)
+    plan = proposed('unit = "person"\nsites_per_person = 3')
+    assert (plan.unit, plan.sites_per_person) == ("person", 3)
+    for wrong in (
+        'unit = "visit"',
+        "sites_per_person = 2",
+        'unit = "person"\nsites_per_person = 4',
+    ):
+        with pytest.raises(InvalidInput, match=r"unit must be|sites_per_person must be"):
+            proposed(wrong)

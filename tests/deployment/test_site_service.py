@@ -13,6 +13,7 @@ from dpfedc.deployment.site_folder import AGREEMENT, MAX_PENDING, MODEL, SiteFol
 from dpfedc.deployment.site_service import NOT_READY, SiteService
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.ledger import BasicCap, GaussianCap, Ledger
+from dpfedc.randomness import Randomness
 from support.deployment import SIZES, agreed, by_site
 from support.site_services import agreement_with, site_folder, write_records
 
@@ -230,3 +231,31 @@ def test_without_tls_only_this_machine_is_reached(folder, server):
     (folder.path / "site.toml").write_text(text)
     with pytest.raises(InvalidInput, match="must stay on a loopback address"):
         SiteFolder.open(folder.path)
+
+
+@pytest.mark.parametrize(("unit", "other"), [("record", "person"), ("person", "record")])
+def test_an_offer_for_another_unit_than_the_ledgers_is_refused(tmp_path, unit, other):
+    folder = site_folder(tmp_path, "berlin", unit=unit)
+    service = SiteService(folder, accept=True, allow_simulated=True)
+    refusal = opened(service.reply(control.offer(agreement_with([folder], unit=other))))
+    assert f"must be for unit {unit}, as the site's ledger is, got {other}" in refusal.reason
+    assert not list(folder.offered())
+    fitting = agreement_with([folder], unit=unit)
+    assert offered(service, fitting)
+    assert isinstance(opened(service.reply(first_request(fitting))), bytes)
+    with Ledger.open(folder.ledger) as ledger:
+        ledger.change_unit(other, rows_per_person=1)
+    # The run that was accepted goes no further, and nothing more is charged.
+    node = opened(service.reply(second_request(fitting)))
+    assert f"must be for unit {other}" in node.reason
+    assert charges(folder) == 1
+    assert offered(service, agreement_with([folder], unit=other))
+    service.close()
+
+
+def second_request(agreement, site="berlin"):
+    exchange = agreement.exchanges[1]
+    stage = exchange.stage
+    state = {**agreement.declared, "bound": np.asarray(20.0)}
+    state = stage.start(state, agreement.public, Randomness(agreement.seed))
+    return Request(agreement.digest, site, stage.name, 1, exchange.sent(state)).to_bytes()

@@ -7,12 +7,14 @@ import pytest
 from dpfedc.engine.run_record import RunRecord
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.statement import split_subject
+from dpfedc.report.content import summary_sentences
 from dpfedc.report.promise import (
     EXACT_SHOWN,
     privacy_paragraphs,
     recorded_guarantee,
     recorded_plan,
     stage_rows,
+    stages_caption,
 )
 
 PROMISE = {
@@ -87,3 +89,21 @@ def test_rows_of_the_stages():
 def test_what_the_published_noise_comes_to_is_told_as_recorded():
     record = RunRecord("m", "1", {"epsilon": 1.0}, results={"privacy_notes": ["Note: a", "b"]})
     assert privacy_paragraphs(record) == ["Note: a", "b"]
+
+
+def test_a_run_for_persons_says_so():
+    promise = {**PROMISE, "unit": "person", "sites_per_person": 2}
+    settings = {"epsilon": 1.0, "n_sites": 3, "n_records": 600, "n_features": 4, "n_clusters": 3}
+    results = {"privacy": promise, "cluster_sizes": [100, 200, 300]}
+    record = RunRecord("m", "1", settings, results=results)
+    assert "with rows at up to 2 sites" in told(record)["Protected"]
+    assert "one person's rows at one site can change a release" in stages_caption(record)
+    did = " ".join(summary_sentences(record))
+    assert "600 persons with 4 features at 3 sites" in did
+    assert "of 100 to 300 persons" in did
+    assert "each site's persons were used at that site only" in did
+    old = replace(record, results={"privacy": PROMISE})  # a record of before units were told apart
+    assert recorded_guarantee(old).sites_per_person == 1
+    assert "one record can change a release" in stages_caption(old)
+    assert "one record can change a release" in stages_caption(RunRecord("m", "1", {}))
+    assert "600 records" in summary_sentences(old)[0]

@@ -16,7 +16,7 @@ def write_records(path, X):
     return path
 
 
-def site_folder(home, name, *, X=None, records=None, cap=None):
+def site_folder(home, name, *, X=None, records=None, cap=None, unit="record"):
     """Return the folder of a site of tests/deployment.py."""
     X = by_site()[name] if X is None else X
     file = write_records(home / f"{name}.csv", X)
@@ -29,6 +29,7 @@ def site_folder(home, name, *, X=None, records=None, cap=None):
         records=len(X) if records is None else records,
         cap=cap or GaussianCap(1000.0, 1e-3),
         holding=name,
+        unit=unit,
     )
 
 
