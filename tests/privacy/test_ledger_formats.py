@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dpfedc.errors import Refused
-from dpfedc.privacy.ledger import Damaged, Ledger, Unusable, rows
+from dpfedc.privacy.ledger import Damaged, Ledger, Unusable, ledger_rows
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
 
 DATA = Path(__file__).parents[1] / "data"
@@ -143,6 +143,6 @@ def test_a_program_that_does_not_know_the_row_refuses_it(old, tmp_path, monkeypa
     """As version 0.1.0 does, which does not look at the format."""
     _, ledger = old
     ledger.change_unit("person", rows_per_person=2)
-    monkeypatch.delitem(rows._KINDS, "unit")
+    monkeypatch.delitem(ledger_rows._KINDS, "unit")
     with pytest.raises(Damaged, match="row 13 could not have been written"):
         Ledger.open(tmp_path / "site.ledger")

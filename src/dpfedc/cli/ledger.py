@@ -12,7 +12,7 @@ from dpfedc.cli.options import Unit, count_option, flag_option
 
 if TYPE_CHECKING:
     from dpfedc.privacy.ledger import Totals
-    from dpfedc.privacy.ledger.rows import Opening
+    from dpfedc.privacy.ledger.ledger_rows import Opening
 
 ledger = typer.Typer(
     name="ledger",

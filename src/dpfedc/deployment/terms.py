@@ -51,7 +51,7 @@ def terms(agreement: Agreement) -> list[str]:
         f"Trust: {promise.trust}. {HOW_IT_WORKS[promise.trust]} The promise holds against "
         f"{FROM_WHOM[promise.trust]}.",
         f"Noise: {NOISE_WORDS[agreement.noise]}.",
-        "Ledger: yours charges this run for what leaves this site, and its lifetime cap is for this "
+        "Ledger: yours charges this run for what leaves this site; its lifetime cap is for this "
         "site alone. Who is in the data of other sites too has a cap at each of them.",
         f"Rounds: {plan.n_rounds:,}; a site answers in at most {most:,} of them. A round waits "
         f"{agreement.deadline:g} seconds and needs {agreement.min_answers} answers.",

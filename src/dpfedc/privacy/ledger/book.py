@@ -14,7 +14,7 @@ from fractions import Fraction
 from dpfedc.errors import Refused
 from dpfedc.privacy.charges import due_release
 from dpfedc.privacy.ledger.caps import Amounts, BasicCap, cap_of
-from dpfedc.privacy.ledger.rows import Answer, Charge, Opening, Row, UnitChange
+from dpfedc.privacy.ledger.ledger_rows import Answer, Charge, Opening, Row, UnitChange
 from dpfedc.privacy.privacy_plan import RELATION, PrivacyPlan
 from dpfedc.settings import UNITS, require_choice, require_integer
 

@@ -19,7 +19,14 @@ from dpfedc.errors import DPFedCError, Refused
 from dpfedc.privacy.ledger.book import Book
 from dpfedc.privacy.ledger.caps import BasicCap, Cap, GaussianCap
 from dpfedc.privacy.ledger.chain import EMPTY, Chain, Damaged, Head, Unusable
-from dpfedc.privacy.ledger.rows import Opening, Row, UnitChange, as_content, as_row, require_text
+from dpfedc.privacy.ledger.ledger_rows import (
+    Opening,
+    Row,
+    UnitChange,
+    as_content,
+    as_row,
+    require_text,
+)
 from dpfedc.privacy.privacy_plan import PrivacyPlan
 from dpfedc.settings import require_integer, require_number
 
