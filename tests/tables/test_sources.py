@@ -39,8 +39,10 @@ def tables(draw):
 
 def csv_source(path, names, rows, **settings):
     with path.open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream, quoting=csv.QUOTE_ALL).writerow(
+            names
+        )  # a mark in a name is no delimiter
         writer = csv.writer(stream)
-        writer.writerow(names)
         writer.writerows([["" if cell is None else cell for cell in row] for row in rows])
     return DataSource(path, **settings)
 
@@ -180,7 +182,9 @@ def test_sqlite_text_that_is_no_text(tmp_path):
         (b"1e999,2", "1 infinite"),
         (b"-inf,2", "1 infinite"),
         (b"NA,2", "1 missing"),
-        (b"9" * 200_000 + b",2", "1 missing"),  # beyond the limit of Python's parser
+        (b"9" * 200_000 + b",2", "1 infinite"),
+        (b'"' + b"9" * 200_000 + b'",2', "1 missing"),  # beyond the limit of Python's parser
+        (b"9" * 2_000_000 + b",2", "1 missing"),  # beyond the limit of a line
     ],
 )
 def test_csv_rows_that_do_not_fit(tmp_path, row, reason):
@@ -283,7 +287,7 @@ def test_archive(tmp_path):
     source = DataSource(tmp_path / "t.npz", record_id="ids")
     assert source.schema().names == ("x0", "x1")
     assert lines(source.check())["ids in 'ids'"][1] == "warning"
-    with pytest.raises(InvalidInput, match="columns of numbers 'X'"):
+    with pytest.raises(InvalidInput, match="must have columns 'X'"):
         DataSource(tmp_path / "t.npz", columns=["X"]).load(["X"])
 
 
@@ -366,7 +370,8 @@ def test_check_of_ids_that_give_the_order(tmp_path):
     ("text", "message"),
     [
         ("a,a\n1,2\n", "column names must differ, got twice 'a'"),
-        ("", "row of column names"),
+        ("", "must hold a table, got an empty file"),
+        ("\n", "row of column names"),
         ("a\nx\n", "must have a column of numbers, got 'a'"),
     ],
 )

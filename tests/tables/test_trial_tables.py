@@ -1,5 +1,6 @@
-"""The user's own files: four formats that agree, and one line of help for every bad file."""
+"""The user's own files: formats that agree, and one line of help for every bad file."""
 
+import gzip
 import io
 import sys
 from datetime import date
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpfedc.errors import DataUnavailable, InvalidInput, MissingExtra
+from dpfedc.tables.text_files import Dialect
 from dpfedc.tables.trial_tables import Table, read_table, read_tables
 
 reuse_folder = settings(
@@ -56,7 +58,7 @@ def table_or_message(path):
 def test_csv(tmp_path):
     path = csv_file(
         tmp_path / "a.csv",
-        '\ufeffage, ward ,weight,ill,note\n1,"north, left",2.5,yes,x\n-3e1, south,4,no,\n\n\n',
+        '\ufeffage, ward ,weight,ill,note\n1,"north, left",2.5,yes,x\n-3e1, south,4,no,\n',
     )
     table = read_table(path, site_column="ward", label_column="ill", drop=["note"])
     assert table.X.tolist() == [[1, 2.5], [-30, 4]]
@@ -120,6 +122,18 @@ def test_parquet_types(tmp_path):
     assert table.feature_names == ("whole", "real", "flag", "money", "text")
 
 
+def test_ids_of_any_type_are_texts(tmp_path):
+    path = parquet_file(
+        tmp_path / "a.parquet",
+        x=[1.0, 2.0],
+        site=[1.0, 1.5],
+        label=[date(2020, 1, 1), date(2021, 1, 1)],
+    )
+    table = read_table(path, site_column="site", label_column="label")
+    assert table.sites.tolist() == ["1", "1.5"]
+    assert table.y.tolist() == ["2020-01-01", "2021-01-01"]
+
+
 def test_parquet_ids_keep_all_digits(tmp_path):
     ids = [2**62 + 1, 2**62 + 2]
     path = parquet_file(
@@ -144,16 +158,15 @@ def test_npz_roles_by_name(tmp_path):
         sites=np.asarray([b"p", b"q"]),
         y=np.asarray([1, 0], dtype=np.uint8),
         ward=np.asarray(["u", "v"]),
-        feature_names=np.asarray(["y", "sites"]),
+        feature_names=np.asarray(["X", "feature_names"]),
         unread=np.asarray([None, {}]),
     )
     table = read_table(path)
     assert table.X.tolist() == [[1, 2], [3, 4]]
     assert (table.sites.tolist(), table.y.tolist()) == (["p", "q"], [1, 0])
-    # Features live apart from the arrays, whatever their names.
-    assert table.feature_names == ("y", "sites")
+    assert table.feature_names == ("X", "feature_names")
     assert table.y.dtype == np.int64
-    other = read_table(path, site_column="ward", label_column="sites", drop=["y"])
+    other = read_table(path, site_column="ward", label_column="sites", drop=["X"])
     assert (other.sites.tolist(), other.y.tolist()) == (["u", "v"], ["p", "q"])
     assert other.X.tolist() == [[2], [4]]
 
@@ -233,6 +246,17 @@ def test_one_file_is_one_site_or_has_a_site_column(tmp_path):
     assert read_tables(stored).sites.tolist() == [4, 5]
 
 
+def test_a_packed_file_names_its_site(tmp_path):
+    with gzip.open(tmp_path / "oslo.csv.gz", "wt") as stream:
+        stream.write("a;b\n1,5;2\n")
+    dialect = Dialect(decimal=",")
+    table = read_tables(tmp_path / "oslo.csv.gz", dialect=dialect)
+    assert (table.X.tolist(), table.sites.tolist()) == ([[1.5, 2]], ["oslo"])
+    path = parquet_file(tmp_path / "a.parquet", a=[1])
+    message = "delimiter, encoding and decimal are for text files only"
+    refused(path, message, read=read_tables, dialect=dialect)
+
+
 def test_float32_files_stay_float32(tmp_path):
     for name in ("p", "q"):
         np.save(tmp_path / f"{name}.npy", np.ones((2, 2), np.float32))
@@ -276,18 +300,19 @@ def test_sites_of_files_must_be_clear(tmp_path):
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("a,b\n1,x1\n2,3\n", {}, "column 'b' must be numeric, got 'x1' in row 1"),
-        ("a,b\n1,2\n2," + "z" * 99 + "\n", {}, "'b' must be numeric, got 'z{40}' in row 2"),
+        ("a,b\n1,2\n2,z\n", {}, "column 'b' must be numeric, got something else in row 2"),
+        ("a,b\n,2\n2,z\n", {}, "column 'b' must be numeric, got something else in row 2"),
         ("a,b\n1,2\n,nan\nNA,4\n", {}, "got 3 missing or infinite, .*column 'a', row 2"),
         ("a,b\n1,2\n3,-inf\n", {}, "got 1 missing or infinite, .*column 'b', row 2"),
         ("a,b\n1,2\n3,1e999\n", {}, "got 1 missing or infinite, .*column 'b', row 2"),
-        ("a,b\n1,2\n3\n", {}, "row 2 must have 2 cells, got 1"),
-        ("a,b\n\n1,2\n", {}, "row 1 must have 2 cells, got 0"),
-        ("a,b\n1,2,3\n", {}, "row 1 must have 2 cells, got 3"),
+        ("a,b\n1,2\n3\n", {}, "row 2 must have 2 cells, one for each"),
+        ("a,b\n\n1,2\n", {}, "row 1 must have 2 cells, one for each"),
+        ("a,b\n1,2\n\n", {}, "row 2 must have 2 cells, one for each"),
+        ("a,b\n1,2,3\n", {}, "row 1 must have 2 cells, one for each"),
         ("a,b\n", {}, "at least one row of data, got none"),
-        ("\n\n", {}, "row of column names, got none"),
-        (",a\n1,2\n", {}, "row of column names, got '', 'a'"),
-        ("1.5,2\n1,2\n", {}, "row of column names, got '1.5', '2'"),
+        ("\n\n", {}, "row of column names, one for each column"),
+        (",a\n1,2\n", {}, "row of column names, one for each column"),
+        ("1.5,2\n1,2\n", {}, "row of column names, one for each column"),
         ("a,b,a\n1,2,3\n", {}, "column names must differ, got twice 'a'"),
         ("a,b\n1,2\n", {"site_column": "c"}, "must have column 'c', got 'a', 'b'$"),
         ("a,b\n1,2\n", {"label_column": "c"}, "must have column 'c', got 'a', 'b'$"),
@@ -310,16 +335,15 @@ def test_many_columns_are_not_all_listed(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [
-        ({"a": [1], "b": ["x"]}, {}, "column 'b' must be numeric, got 'x' in row 1"),
-        ({"a": [date(2020, 1, 1)]}, {}, "'a' must be numeric, got '2020-01-01' in row 1"),
+        ({"a": [1], "b": ["x"]}, {}, "column 'b' must be numeric, got something else in row 1"),
+        ({"a": [date(2020, 1, 1)]}, {}, r"'a' must be numeric, got something else \(drop"),
         ({"a": [[1.0]]}, {}, "'a' must be numeric"),
         ({"a": [1, None]}, {}, "got 1 missing or infinite, .*column 'a', row 2"),
         ({"a": [None, True]}, {}, "got 1 missing or infinite, .*column 'a', row 1"),
         ({"a": [None, None]}, {}, "got 2 missing or infinite, .*column 'a', row 1"),
         ({"a": pa.array([], pa.float64())}, {}, "at least one row of data, got none"),
         ({"a": [1], "s": [None]}, {"site_column": "s"}, "got 1 missing, the first in row 1"),
-        ({"a": [1, 2], "s": [1.0, 1.5]}, {"site_column": "s"}, "whole number, the first in row 2"),
-        ({"a": [1], "s": [date(2020, 1, 1)]}, {"site_column": "s"}, "whole number, .*in row 1"),
+        ({"a": [1], "s": [[1]]}, {"site_column": "s"}, "got 1 missing, the first in row 1"),
         ({"a": [1]}, {"site_column": "s"}, "must have column 's', got 'a'$"),
     ],
 )
@@ -336,8 +360,9 @@ def test_parquet_with_equal_names(tmp_path):
 
 def test_parquet_without_pyarrow(tmp_path, monkeypatch):
     path = parquet_file(tmp_path / "a.parquet", a=[1])
+    monkeypatch.delitem(sys.modules, "dpfedc.tables.arrow_files", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    refused(path, r"needs pyarrow: pip install 'dpfedc\[parquet\]'", error=MissingExtra)
+    refused(path, r"needs pyarrow: pip install 'dpfedc\[tables\]'", error=MissingExtra)
 
 
 @pytest.mark.parametrize(
@@ -354,11 +379,12 @@ def test_parquet_without_pyarrow(tmp_path, monkeypatch):
         ({"X": [[1.0]], "y": [[1]]}, {}, r"'y' must have shape \(1,\), got \(1, 1\)"),
         ({"X": [[1.0]], "y": [""]}, {}, "'y' .* got 1 missing"),
         ({"X": [[1.0]], "y": [np.nan]}, {}, "'y' .* got 1 missing"),
-        ({"X": [[1.0]], "y": [1j]}, {}, "'y' .* neither text nor whole number"),
+        ({"X": [[1.0]], "y": [1j]}, {}, "'y' .* got 1 missing"),
+        ({"X": [[1.0]], "y": [1], "feature_names": ["y"]}, {}, "must differ, got 'y'"),
         ({"X": [[1.0]], "feature_names": ["a", "b"]}, {}, r"must be \(1,\), got shape \(2,\)"),
         ({"X": [[1.0]], "feature_names": "a"}, {}, r"must be \(1,\), got shape \(\)"),
         ({"X": [[1.0, 2.0]], "feature_names": ["a", "a"]}, {}, "got twice 'a'"),
-        ({"X": [[1.0]]}, {"site_column": "s"}, "must have column 's', got 'X'$"),
+        ({"X": [[1.0]]}, {"site_column": "s"}, "must have column 's', got 'x0'$"),
         ({"X": [[1.0]]}, {"drop": "x9"}, "must have column 'x9', got 'x0'$"),
         ({"X": np.asarray([[None]])}, {}, "array 'X' must hold numbers or text .*[Pp]ickle"),
         ({"X": [[1.0]], "sites": np.asarray([None])}, {}, "array 'sites' must .*[Pp]ickle"),
@@ -372,7 +398,7 @@ def test_npz_is_refused_with_the_place(arrays, options, message, tmp_path):
 def test_npy_has_no_column_names(tmp_path):
     np.save(tmp_path / "a.npy", np.ones((2, 2)))
     for option in ("site_column", "label_column"):
-        message = "must have column 's', got none: this format has no column names; use .npz"
+        message = "must have column 's', got 'x0', 'x1'$"
         refused(tmp_path / "a.npy", message, **{option: "s"})
 
 
@@ -400,18 +426,19 @@ def test_files_that_are_not_there(suffix, tmp_path):
     refused(path, f"a.{suffix} must be a readable file", error=DataUnavailable)
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a", "a.csv.gz"])
+@pytest.mark.parametrize("name", ["a.txt", "a", "a.txt.gz", "csv"])
 def test_unknown_suffix(name, tmp_path):
     suffix = (tmp_path / name).suffix
-    message = f"must end in .csv, .parquet, .npz, .npy; got suffix '{suffix}'"
+    known = ".csv, .csv.gz, .tsv, .tsv.gz, .parquet, .arrow, .feather, .xlsx, .npz, .npy"
+    message = f"must end in {known}; got suffix '{suffix}'"
     refused(tmp_path / name, message)
 
 
 def test_csv_that_is_no_text(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"a,b\n\xff\xfe,2\n")
-    refused(tmp_path / "a.csv", "must be a readable file, got: .*utf-8", error=DataUnavailable)
+    refused(tmp_path / "a.csv", "column 'a' must be numeric, got something else in row 1")
     csv_file(tmp_path / "b.csv", 'a,b\n"1,2\n')
-    refused(tmp_path / "b.csv", "must be a readable file, got: ", error=DataUnavailable)
+    refused(tmp_path / "b.csv", "row 1 must have 2 cells")
 
 
 def content_of(suffix):

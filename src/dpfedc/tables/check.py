@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from dpfedc.errors import DPFedCError
-from dpfedc.tables.formats import listed
 from dpfedc.tables.sources import DataSource, Schema, expected_names
-from dpfedc.tables.stored import BROKEN, Block, numbers
+from dpfedc.tables.stored import Block, listed, worded
 
 Line = tuple[str, str, str]
 """A label, a value, and how serious it is: ok, warning or error."""
@@ -43,23 +41,22 @@ class Survey:
         self.n_rows = self.n_null_rows = self.n_broken_rows = 0
         self._flaws = np.zeros((len(_FLAWS), m), dtype=np.int64)
         self._low, self._high = np.full(m, np.inf), np.full(m, -np.inf)
-        self._seen: dict[str, Counter[Any]] = {name: Counter() for name in ids}
+        self._seen: dict[str, Counter[str]] = {name: Counter() for name in ids}
 
     def add(self, block: Block) -> None:
-        """Count one block: the features, then the columns of ids."""
-        m = len(self.names)
-        X, words = numbers(block[:m])
+        """Count one block: the features, as numbers and as texts, then the ids."""
+        X, words = block.numbers, worded(block)
         finite = np.isfinite(X)
         self.n_rows += len(X)
         self.n_null_rows += int((~finite.all(axis=1)).sum())
-        self.n_broken_rows += sum(cell is BROKEN for cell in block[0])
+        self.n_broken_rows += int(block.broken.sum())
         flaws = (np.isnan(X) & ~words, words, np.isinf(X))
         self._flaws += np.stack([flaw.sum(axis=0) for flaw in flaws])
         self._low = np.min(X, axis=0, where=finite, initial=np.inf).clip(max=self._low)
         self._high = np.max(X, axis=0, where=finite, initial=-np.inf).clip(min=self._high)
-        for counter, cells in zip(self._seen.values(), block[m:], strict=True):
-            plain = cells.tolist() if isinstance(cells, np.ndarray) else cells
-            counter.update(cell for cell in plain if cell not in (None, "") and cell is not BROKEN)
+        for counter, ids in zip(self._seen.values(), block.texts[len(self.names) :], strict=True):
+            counts = np.bincount(ids.codes[ids.codes >= 0], minlength=len(ids.distinct))
+            counter.update(dict(zip(ids.distinct, counts.tolist(), strict=True)))
 
     def lines(self) -> Iterator[Line]:
         """Return the counts in words."""
@@ -103,7 +100,7 @@ def checked_source(source: DataSource, expected: Schema | Sequence[str] | None =
         used = [name for name in names if name in offered and table.columns[name] is not False]
         ids = list(dict.fromkeys(filter(None, (source.record_id, source.order_by))))
         survey = Survey(used, ids)
-        for block in table.blocks([*used, *ids]) if used else ():
+        for block in table.blocks(used, [*used, *ids]) if used else ():
             survey.add(block)
     except DPFedCError as error:
         return Report(0, 0, (("data", str(error), "error"),))

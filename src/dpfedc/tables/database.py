@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpfedc.errors import DataUnavailable, InvalidInput, MissingExtra
-from dpfedc.tables.stored import BLOCK_ROWS, Block, StoredTable
+from dpfedc.tables.stored import BLOCK_ROWS, Block, StoredTable, cell_block
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -48,7 +48,8 @@ def database_table(
     if not order:
         raise InvalidInput(f"{where} must have a primary key, or else order_by")
 
-    def rows(names: Sequence[str]) -> Iterator[Block]:
+    def rows(numbers: Sequence[str], texts: Sequence[str]) -> Iterator[Block]:
+        names = list(dict.fromkeys((*numbers, *texts))) or [table.c.keys()[0]]
         chosen = [table.c[name] for name in names]
         # Without a type, values come as the driver has them: SQLAlchemy's own conversions fail on
         # what SQLite lets into any column. Rows that tie are ordered by what is read of them.
@@ -56,10 +57,12 @@ def database_table(
         query = query.order_by(*order, *([] if keys else chosen))
         with engine.connect() as connection:
             result = connection.execution_options(yield_per=BLOCK_ROWS).execute(query)
-            yield from (list(zip(*block, strict=True)) for block in result.partitions())
+            for part in result.partitions():
+                cells = dict(zip(names, zip(*part, strict=True), strict=True))
+                yield cell_block([cells[n] for n in numbers], [cells[n] for n in texts], len(part))
 
-    def blocks(names: Sequence[str]) -> Iterator[Block]:
-        left = rows(names)
+    def read(numbers: Sequence[str], texts: Sequence[str]) -> Iterator[Block]:
+        left = rows(numbers, texts)
 
         def kind(error: Exception) -> str:  # all that is told, as its text may quote a value
             return type(error).__name__
@@ -69,7 +72,7 @@ def database_table(
 
     numeric = (sa.Integer, sa.Numeric, sa.Float, sa.Boolean)
     kinds = {column.name: isinstance(column.type, numeric) for column in table.c}
-    return StoredTable(kinds, frozenset(column.name for column in keys), blocks)
+    return StoredTable(where, kinds, frozenset(column.name for column in keys), read)
 
 
 def _found(url: URL, name: str, schema: str | None, where: str) -> tuple[Any, Any]:

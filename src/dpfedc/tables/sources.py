@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpfedc.errors import InvalidInput
-from dpfedc.tables.formats import StrPath, listed
-from dpfedc.tables.stored import Bools, Floats, StoredTable, file_table, numbers, word_columns
+from dpfedc.tables.formats import StrPath, file_table
+from dpfedc.tables.stored import Bools, Floats, StoredTable, listed, word_columns
 
 if TYPE_CHECKING:
     from dpfedc.tables.check import Report
@@ -60,7 +60,7 @@ class Records:
 
 @dataclass(frozen=True)
 class DataSource:
-    """A file (.csv, .parquet, .npz, .npy), or a database URL and a table or view.
+    """A file (see `tables.formats`), or a database URL and a table or view.
 
     `columns` are the features in order; None means every column of numbers that is not in `drop`,
     the primary key, `order_by` or `record_id`. A table without a primary key needs `order_by`, a
@@ -153,7 +153,7 @@ class DataSource:
         absent = [name for name in names if name not in offered or table.columns[name] is False]
         if absent:
             raise InvalidInput(f"{self.where} must offer columns of numbers {listed(absent)}")
-        X = _joined([numbers(block)[0] for block in table.blocks(names)], len(names))
+        X = table.whole(names).numbers
         present: Bools = np.all(np.isfinite(X), axis=1)
         X[~present] = 0
         return Records(X, present)
@@ -190,17 +190,6 @@ def _database() -> Any:
     from dpfedc.tables import database
 
     return database
-
-
-def _joined(parts: list[Floats], n_columns: int) -> Floats:
-    """Return the parts as one, each freed once it is copied."""
-    end = sum(len(part) for part in parts)
-    X = np.empty((end, n_columns))
-    while parts:
-        part = parts.pop()
-        start = end - len(part)
-        X[start:end], end = part, start
-    return X
 
 
 def _names(setting: str, names: Sequence[str]) -> tuple[str, ...]:

@@ -1,125 +1,218 @@
-"""A site's table as it is stored: its columns, its rows in a fixed order, and their numbers.
+"""A table as it is stored: its columns, and its rows in a fixed order, in blocks.
 
-No value makes reading fail: a cell that is no number is NaN, and a row that does not fit is broken.
+No value makes reading fail: a cell that is no number is NaN, a cell without text is -1, and a row
+that does not fit is broken. What a cell becomes never depends on another row.
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dpfedc.errors import InvalidInput
-from dpfedc.tables.formats import by_name, is_header, number, read_columns, readable
+from dpfedc.errors import DataUnavailable, DPFedCError, InvalidInput
+from dpfedc.tables.cells import number, text, words
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-Block = Sequence[Sequence[Any] | npt.NDArray[Any]]
-"""Some rows of a table, as one sequence of cells per column."""
+Cells = Sequence[Any] | npt.NDArray[Any]
+T = TypeVar("T")
 
 BLOCK_ROWS = 4096
-BROKEN = float("nan")
-"""Every cell of a row with too few or too many; told from other missing cells by identity."""
 
 
 @dataclass(frozen=True)
-class StoredTable:
-    """A table that was found: `blocks` reads the named columns of all rows, in a fixed order.
+class Texts:
+    """A column of texts: what is distinct in it, and which of these each row has.
 
-    `columns` says which columns hold numbers (None: only the values tell); `keys` are no features
-    unless asked for.
+    The code -1 is an empty or broken cell.
     """
 
+    distinct: tuple[str, ...]
+    codes: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, cells: Iterable[str], codes: npt.ArrayLike | None = None) -> Texts:
+        """Return the column of these texts; with codes, of those that each row has."""
+        seen: dict[str, int] = {}
+        order = [seen.setdefault(cell, len(seen)) if cell else -1 for cell in cells]
+        places = np.array(order, dtype=np.int64)
+        if codes is not None:
+            places = np.append(places, -1)[np.asarray(codes)]
+        return cls(tuple(seen), places)
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Some consecutive rows.
+
+    `numbers` has a column for each that was asked for, NaN where there is no number. `broken` rows
+    have too few or too many cells, which only text files can have.
+    """
+
+    numbers: Floats
+    texts: tuple[Texts, ...]
+    broken: Bools
+
+    @property
+    def n_rows(self) -> int:
+        """Return how many rows there are."""
+        return len(self.broken)
+
+
+Read = Callable[[Sequence[str], Sequence[str]], Iterator[Block]]
+"""From the columns read as numbers, and those read as texts, to all rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTable:
+    """A table that was found.
+
+    Messages call it `where`. `columns` says which columns hold numbers (None: only the values
+    tell); `keys` are no features unless asked for. `single` says that its numbers are float32.
+    """
+
+    where: str
     columns: Mapping[str, bool | None]
     keys: frozenset[str]
-    blocks: Callable[[Sequence[str]], Iterator[Block]]
+    read: Read
+    single: bool = False
+
+    def blocks(self, numbers: Sequence[str] = (), texts: Sequence[str] = ()) -> Iterator[Block]:
+        """Read the named columns of all rows, in a fixed order."""
+        absent = [name for name in (*numbers, *texts) if name not in self.columns]
+        if absent:
+            raise InvalidInput(f"{self.where} must have columns {listed(absent)}")
+        return self.read(tuple(numbers), tuple(texts))
+
+    def whole(self, numbers: Sequence[str] = (), texts: Sequence[str] = ()) -> Block:
+        """Read the named columns of all rows as one block."""
+        X, n = np.empty((0, len(numbers))), 0
+        columns: list[list[npt.NDArray[np.int64]]] = [[] for _ in texts]
+        seen: list[dict[str, int]] = [{} for _ in texts]
+        broken = [np.zeros(0, dtype=np.bool_)]
+        for block in self.blocks(numbers, texts):
+            end = n + block.n_rows
+            if end > len(X):  # the system moves pages, so growing copies nothing and doubles less
+                X.resize((max(end, len(X) * 5 // 4), len(numbers)), refcheck=False)
+            X[n:end] = block.numbers
+            n = end
+            broken.append(block.broken)
+            for column, known, part in zip(columns, seen, block.texts, strict=True):
+                places = [known.setdefault(cell, len(known)) for cell in part.distinct]
+                column.append(np.array([*places, -1])[part.codes])
+        X.resize((n, len(numbers)), refcheck=False)
+        codes = [np.concatenate([np.zeros(0, dtype=np.int64), *column]) for column in columns]
+        joined = (Texts(tuple(known), c) for known, c in zip(seen, codes, strict=True))
+        return Block(X, tuple(joined), np.concatenate(broken))
 
 
-def file_table(file: Path) -> StoredTable:
-    """Open a file; its rows have the order they are in."""
-    if file.suffix.lower() == ".csv":
-        return _csv_table(file)
-    features, others = read_columns(file)
+def column_table(
+    where: str,
+    columns: Mapping[str, Cells],
+    *,
+    keys: Iterable[str] = (),
+    kinds: Mapping[str, bool | None] | None = None,
+) -> StoredTable:
+    """Return a table of columns that are in memory: arrays, or sequences of any values."""
+    sizes = {len(cells) for cells in columns.values()}
+    if len(sizes) > 1:
+        raise InvalidInput(f"{where}: columns must be of one length, got {sorted(sizes)}")
+    n = max(sizes, default=0)
 
-    def blocks(names: Sequence[str]) -> Iterator[Block]:
-        with readable(file):
-            block = [features[name] if name in features else others[name] for name in names]
-        if len({len(cells) for cells in block}) > 1:
-            raise InvalidInput(f"{file}: arrays must have one value per record")
-        yield block
+    def read(numbers: Sequence[str], texts: Sequence[str]) -> Iterator[Block]:
+        for i in range(0, n, BLOCK_ROWS):
+            part = {name: columns[name][i : i + BLOCK_ROWS] for name in {*numbers, *texts}}
+            yield cell_block(
+                [part[name] for name in numbers],
+                [part[name] for name in texts],
+                min(BLOCK_ROWS, n - i),
+            )
 
-    kinds = {name: cells.dtype.kind in "biuf" or None for name, cells in features.items()}
-    keys = frozenset(others).difference(features)  # the other arrays of an archive
-    return StoredTable({**kinds, **dict.fromkeys(keys, False)}, keys, blocks)
-
-
-def _csv_table(file: Path) -> StoredTable:
-    """Open a CSV file; whatever a row is, nothing is raised: it is read, or it is broken."""
-    names = [name.strip() for name in next(_csv_rows(file), [])]
-    if not is_header(names):
-        raise InvalidInput(f"{file} must start with a row of column names, one for each column")
-    places = by_name(file, names, range(len(names)))
-
-    def rows(wanted: Sequence[str]) -> Iterator[list[Any]]:
-        chosen, broken = [places[name] for name in wanted], [BROKEN] * len(wanted)
-        for row in islice(_csv_rows(file), 1, None):
-            yield [row[j].strip() for j in chosen] if len(row) == len(names) else broken
-
-    def blocks(wanted: Sequence[str]) -> Iterator[Block]:
-        left = rows(wanted)
-        while block := list(islice(left, BLOCK_ROWS)):
-            yield list(zip(*block, strict=True))
-
-    return StoredTable(dict.fromkeys(names), frozenset(), blocks)
+    found = {name: _kind(cells) for name, cells in columns.items()}
+    single = {str(getattr(columns[name], "dtype", "")) for name in set(columns).difference(keys)}
+    return StoredTable(
+        where, {**found, **(kinds or {})}, frozenset(keys), read, single == {"float32"}
+    )
 
 
-def _csv_rows(file: Path) -> Iterator[list[str]]:
-    """Read a CSV file's rows, the header too: every line is a row, whatever stands in it.
-
-    Each line is read for itself, so that no text in one row changes another, or how many there are.
-    A quote that is not closed, or a lone carriage return, breaks its own row.
-    """
-    with readable(file), file.open("rb") as lines:
-        for i, line in enumerate(lines):
-            text = line.decode("utf-8" if i else "utf-8-sig", errors="replace")
-            try:
-                yield next(csv.reader([text.removesuffix("\n").removesuffix("\r")]), [])
-            except csv.Error:  # a carriage return within, or a cell beyond the parser's limit
-                yield []
-
-
-def numbers(block: Block) -> tuple[Floats, Bools]:
-    """Return the numbers of a block, NaN where there is none, and where there is a word instead.
-
-    A cell's number depends on that cell alone: a faster way for cells that look alike would let
-    one record change how another is read.
-    """
-    shape = (len(block[0]), len(block))
-    X, words = np.empty(shape), np.zeros(shape, dtype=np.bool_)
-    for j, cells in enumerate(block):
+def cell_block(numbers: Sequence[Cells], texts: Sequence[Cells], n_rows: int) -> Block:
+    """Return a block of whole columns of cells, whose types say what they are."""
+    X = np.empty((n_rows, len(numbers)))
+    for j, cells in enumerate(numbers):
         if isinstance(cells, np.ndarray) and cells.dtype.kind in "biuf":
             with np.errstate(over="ignore"):  # beyond float64 lies infinity
                 X[:, j] = cells
         else:
-            values = [number(cell) for cell in cells]
-            X[:, j] = values  # None becomes NaN
-            words[:, j] = [value is None for value in values]
-    return X, words
+            X[:, j] = [number(cell) for cell in cells]  # None becomes NaN
+    columns = (cells.tolist() if isinstance(cells, np.ndarray) else cells for cells in texts)
+    read = tuple(Texts.of(map(text, cells)) for cells in columns)
+    return Block(X, read, np.zeros(n_rows, dtype=np.bool_))
+
+
+def _kind(cells: Cells) -> bool | None:
+    if not isinstance(cells, np.ndarray):
+        return None
+    return {"b": True, "i": True, "u": True, "f": True, "M": False, "m": False}.get(
+        cells.dtype.kind
+    )
 
 
 def word_columns(table: StoredTable, names: Sequence[str]) -> list[str]:
     """Return which columns hold no numbers: by type, or else by most of their filled cells."""
     unsure = [name for name in names if table.columns[name] is None]
     n_words, n_numbers = np.zeros(len(unsure)), np.zeros(len(unsure))
-    for block in table.blocks(unsure) if unsure else ():
-        X, words = numbers(block)
-        n_words += words.sum(axis=0)
-        n_numbers += (~np.isnan(X)).sum(axis=0)
+    for block in table.blocks(unsure, unsure) if unsure else ():
+        n_words += worded(block).sum(axis=0)
+        n_numbers += (~np.isnan(block.numbers)).sum(axis=0)
     mostly = dict(zip(unsure, n_words > n_numbers, strict=True))
     return [name for name in names if table.columns[name] is False or mostly.get(name, False)]
+
+
+def worded(block: Block) -> Bools:
+    """Return where a word stands for a number; the first texts are those of the numbers."""
+    found = np.isnan(block.numbers)
+    for j in range(found.shape[1]):
+        column = block.texts[j]
+        found[:, j] &= words(column.distinct)[column.codes]
+    return found
+
+
+@contextmanager
+def readable(where: object) -> Iterator[None]:
+    """Turn whatever a parser raises into one line: the file is missing or damaged."""
+    try:
+        yield
+    except DPFedCError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataUnavailable(f"{where} must be a readable file, got: {reason}") from error
+
+
+def is_header(names: list[str]) -> bool:
+    """Return whether a first row names columns: numbers are data, unless they count the columns."""
+    counts = [[str(j) for j in range(start, start + len(names))] for start in (0, 1)]
+    is_data = names not in counts and all(number(name) is not None for name in names)
+    return bool(names) and "" not in names and not is_data
+
+
+def by_name(where: object, names: Sequence[str], values: Iterable[T]) -> dict[str, T]:
+    """Return one value per column by the column's name, if names are unique."""
+    columns = dict(zip(names, values, strict=True))
+    if len(columns) < len(names):
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
+        raise InvalidInput(f"{where}: column names must differ, got twice {listed(twice)}")
+    return columns
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the names for a message, at most ten of them."""
+    names = list(names)
+    more = f", ... ({len(names)} in all)" if len(names) > 10 else ""
+    return (", ".join(repr(name) for name in names[:10]) or "none") + more

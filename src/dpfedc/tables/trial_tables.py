@@ -1,14 +1,13 @@
 """The user's own files: one table with a site column, or one file per site.
 
-Rows in messages are data rows, counted from 1.
+Rows in messages are data rows, counted from 1. No message quotes a cell.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfedc.errors import InvalidInput
-from dpfedc.tables.formats import (
-    Array,
-    Columns,
-    StrPath,
-    check_present,
-    listed,
-    named_array,
-    number,
-    read_columns,
-    readable,
-)
+from dpfedc.tables.formats import StrPath, file_table, suffix_of
+from dpfedc.tables.stored import Floats, StoredTable, Texts, listed, worded
+from dpfedc.tables.text_files import Dialect
 
-Roles = tuple[str | None, str | None]
+Array = npt.NDArray[Any]
 
 _WHOLE = re.compile("0|-?[1-9][0-9]{0,18}")
 
@@ -53,21 +44,22 @@ def read_tables(
     site_column: str | None = None,
     label_column: str | None = None,
     drop: Sequence[str] = (),
+    dialect: Dialect = Dialect(),  # noqa: B008
 ) -> Table:
     """Read one file, whose sites a column names, or several files, one per site.
 
     A single file without site ids is one site. A site that is a file is called by the file's stem.
     """
     files = [Path(p) for p in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
-    stems = [file.stem for file in files]
     if not files:
         raise InvalidInput("paths must name at least one file, got none")
+    stems = [file.name[: -len(suffix_of(file))] for file in files]
     if len(files) > 1 and site_column is not None:
         raise InvalidInput(f"site_column must be None for several files, got {site_column!r}")
-    alike = [str(file) for file in files if stems.count(file.stem) > 1]
+    alike = [str(file) for file, stem in zip(files, stems, strict=True) if stems.count(stem) > 1]
     if alike:
         raise InvalidInput(f"file stems must differ, as they name the sites, got {listed(alike)}")
-    options: dict[str, Any] = {"label_column": label_column, "drop": drop}
+    options: dict[str, Any] = {"label_column": label_column, "drop": drop, "dialect": dialect}
     tables = [read_table(file, site_column=site_column, **options) for file in files]
     if len(tables) == 1 and tables[0].sites is not None:
         return tables[0]
@@ -75,7 +67,7 @@ def read_tables(
         _check_alike(file, table, files[0], tables[0])
     labels = [table.y for table in tables if table.y is not None]
     return Table(
-        X=np.concatenate([table.X for table in tables]),
+        X=tables[0].X if len(tables) == 1 else np.concatenate([table.X for table in tables]),
         sites=np.repeat(np.asarray(stems), [len(table.X) for table in tables]),
         y=np.concatenate(labels) if labels else None,
         feature_names=tables[0].feature_names,
@@ -88,76 +80,76 @@ def read_table(
     site_column: str | None = None,
     label_column: str | None = None,
     drop: Sequence[str] = (),
+    dialect: Dialect = Dialect(),  # noqa: B008
 ) -> Table:
     """Read one file; every column that is not site, label or dropped must be numeric and finite."""
-    file = Path(path)
-    with readable(file):
-        features, others = read_columns(file)
-        check_present(file, others, (site_column, label_column))
-        if others is not features:  # in an archive, two arrays have their roles by name
-            site_column = "sites" if site_column is None and "sites" in others else site_column
-            label_column = "y" if label_column is None and "y" in others else label_column
-        unused = {drop} if isinstance(drop, str) else set(drop)
-        return _table(file, features, others, (site_column, label_column), unused)
-
-
-def _table(file: Path, features: Columns, others: Columns, roles: Roles, drop: set[str]) -> Table:
-    """Return the table with these roles if it has rows, finite numbers and one id per row."""
-    check_present(file, features, sorted(drop))
-    unused = {*drop, *roles} if others is features else drop
-    names = [name for name in features if name not in unused]
+    stored = file_table(path, dialect)
+    # In an archive, two arrays have their roles by name.
+    site_column = "sites" if site_column is None and "sites" in stored.keys else site_column
+    label_column = "y" if label_column is None and "y" in stored.keys else label_column
+    unused = {drop} if isinstance(drop, str) else set(drop)
+    roles = [role for role in (site_column, label_column) if role is not None]
+    _check_present(stored, [*roles, *sorted(unused)])
+    unused |= {*roles, *stored.keys}
+    names = [name for name in stored.columns if name not in unused]
     if not names:
-        raise InvalidInput(f"{file} must have a feature column, got only {listed(features)}")
-    X = np.column_stack([_numbers(file, name, features[name]) for name in names])
-    with np.errstate(over="ignore"):  # too large a number becomes inf, and is refused below
-        X = X.astype(np.float32 if X.dtype == np.float32 else np.float64, copy=False)
-    if len(X) == 0:
-        raise InvalidInput(f"{file} must have at least one row of data, got none")
+        got = listed(stored.columns)
+        raise InvalidInput(f"{path} must have a feature column, got only {got}")
+    block = stored.whole(names, roles)
+    if block.n_rows == 0:
+        raise InvalidInput(f"{path} must have at least one row of data, got none")
+    if block.broken.any():
+        row = int(block.broken.argmax()) + 1
+        wanted = f"must have {len(stored.columns)} cells, one for each column"
+        raise InvalidInput(f"{path}: row {row} {wanted}")
+    _check_finite(stored, names, block.numbers)
+    ids = {role: _ids(stored, role, t) for role, t in zip(roles, block.texts, strict=True)}
+    return Table(
+        X=block.numbers.astype(np.float32 if stored.single else np.float64, copy=False),
+        sites=None if site_column is None else ids[site_column],
+        y=None if label_column is None else ids[label_column],
+        feature_names=tuple(names),
+    )
+
+
+def _check_present(stored: StoredTable, wanted: Iterable[str]) -> None:
+    """Say which of the wanted columns is not there."""
+    for name in wanted:
+        if name not in stored.columns:
+            got = listed(stored.columns)
+            raise InvalidInput(f"{stored.where} must have column {name!r}, got {got}")
+
+
+def _check_finite(stored: StoredTable, names: Sequence[str], X: Floats) -> None:
+    """Raise unless all are finite numbers; the message says where the first is that is not."""
     bad = ~np.isfinite(X)
-    if bad.any():
-        row, j = divmod(int(bad.argmax()), bad.shape[1])
-        raise InvalidInput(
-            f"{file} must have finite numbers only, got {int(bad.sum())} missing or infinite, "
-            f"the first in column {names[j]!r}, row {row + 1}"
-        )
-    sites, y = (None if role is None else _ids(file, role, others, len(X)) for role in roles)
-    return Table(X=X, sites=sites, y=y, feature_names=tuple(names))
+    if not bad.any():
+        return
+    # Words in a column are told from gaps; a type that holds no numbers is wrong as a whole.
+    for name in (names[j] for j in np.flatnonzero(bad.any(axis=0)).tolist()):
+        words = worded(stored.whole([name], [name]))[:, 0]
+        if stored.columns[name] is False or words.any():
+            place = "" if stored.columns[name] is False else f" in row {int(words.argmax()) + 1}"
+            advice = "drop it, or make it site or label column"
+            raise InvalidInput(
+                f"{stored.where}: column {name!r} must be numeric, got something else{place} "
+                f"({advice})"
+            )
+    row, j = divmod(int(bad.argmax()), bad.shape[1])
+    raise InvalidInput(
+        f"{stored.where} must have finite numbers only, got {int(bad.sum())} missing or infinite, "
+        f"the first in column {names[j]!r}, row {row + 1}"
+    )
 
 
-def _numbers(file: Path, name: str, column: Array) -> Array:
-    """Return a column as numbers, with NaN where a value is missing."""
-    if column.dtype.kind in "biuf":
-        return column
-    values = [number(cell) for cell in column]
-    if None in values:
-        j = values.index(None)
-        got = f"{str(column[j])[:40]!r} in row {j + 1} (drop it, or make it site or label column)"
-        raise InvalidInput(f"{file}: column {name!r} must be numeric, got {got}")
-    return np.asarray(values, dtype=np.float64)
-
-
-def _ids(file: Path, name: str, columns: Columns, n_rows: int) -> Array:
+def _ids(stored: StoredTable, name: str, texts: Texts) -> Array:
     """Return ids as int64 if all are whole numbers that fit, else as text ("007" stays text)."""
-    column = named_array(file, columns, name)
-    if column.shape != (n_rows,):
-        raise InvalidInput(f"{file}: {name!r} must have shape {(n_rows,)}, got {column.shape}")
-    texts = [_id_text(cell) for cell in column.tolist()]
-    for kind, wrong in (("missing", ""), ("neither text nor whole number", None)):
-        if wrong in texts:
-            got = f"got {texts.count(wrong)} {kind}, the first in row {texts.index(wrong) + 1}"
-            raise InvalidInput(f"{file}: {name!r} must have an id in every row, {got}")
-    fits = all(_WHOLE.fullmatch(str(t)) and abs(int(str(t))) < 2**63 for t in texts)
-    return np.asarray(texts, dtype=np.int64 if fits else np.str_)
-
-
-def _id_text(cell: Any) -> str | None:
-    """Return an id as text, "" if it is missing, None if it can be no id."""
-    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
-        return ""
-    if isinstance(cell, bytes):
-        return cell.decode()
-    whole = int(cell) if isinstance(cell, float) and cell.is_integer() else cell
-    return str(whole) if isinstance(whole, str | int) else None
+    missing = texts.codes < 0
+    if missing.any():
+        got = f"got {int(missing.sum())} missing, the first in row {int(missing.argmax()) + 1}"
+        raise InvalidInput(f"{stored.where}: {name!r} must have an id in every row, {got}")
+    fits = all(_WHOLE.fullmatch(t) and abs(int(t)) < 2**63 for t in texts.distinct)
+    return np.asarray(texts.distinct, dtype=np.int64 if fits else np.str_)[texts.codes]
 
 
 def _check_alike(file: Path, table: Table, first_file: Path, first: Table) -> None:
