@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-torch e2e lint bench bench-scaling bench-scale accuracy clean
+.PHONY: demo test test-torch e2e lint bench bench-scaling bench-scale bench-reading accuracy clean
 
 .venv/demo: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -44,6 +44,10 @@ bench: .venv/dev
 
 bench-scaling: .venv/dev
 	$(BIN)/python benchmarks/scaling.py
+
+# Needs 2 GB of disk in the folder for temporary files.
+bench-reading: .venv/dev
+	$(BIN)/python benchmarks/reading.py
 
 # Needs 4 GB of disk in FOLDER.
 FOLDER ?= results/bench

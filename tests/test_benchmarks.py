@@ -117,6 +117,12 @@ def test_scaling_runs(run, tmp_path):
     assert (tmp_path / "scaling.png").stat().st_size > 10_000
 
 
+def test_reading_is_compared_with_pyarrow(run):
+    result = run("reading", "--rows", "20000", "--columns", "3", "--repeats", "1", "--slow")
+    assert len(result["readings"]) == 4
+    assert all(one["seconds"] > 0 for one in result["readings"].values())
+
+
 @linux_only
 def test_scale_runs_and_removes_its_records(run, tmp_path):
     records = tmp_path / "records"

@@ -69,10 +69,10 @@ def test_the_reader_serves_trials_and_sites(page):
     records, table = page["at_a_site"], page["read_table"]
     assert records.present.tolist() == [True, False]
     assert records.X.tolist() == [[61.0, 70.5], [0.0, 0.0]]
-    whole = page["Path"]("whole.tsv")
-    whole.write_text("ward\tage\na\t61\nb\t58\n", encoding="utf-8")
+    whole = page["Path"]("whole.jsonl")
+    whole.write_text('{"ward": "a", "age": 61}\n{"ward": "b", "age": 58}\n', encoding="utf-8")
     found = table(whole, site_column="ward")
     assert (found.X.tolist(), found.sites.tolist()) == ([[61.0], [58.0]], ["a", "b"])
-    whole.write_text("ward\tage\na\t61\nb\n", encoding="utf-8")
-    with pytest.raises(DataUnavailable, match=r"whole\.tsv must be a readable file, got:"):
+    whole.write_text('{"ward": "a"\n', encoding="utf-8")
+    with pytest.raises(DataUnavailable, match=r"whole\.jsonl must be a readable file, got:"):
         table(whole)

@@ -14,9 +14,10 @@ from dpfedc.deployment.coordinator import Coordinator
 from support.deployment import KEY, SIZES, agreed
 from support.site_services import key_of, site_folder
 
-MAX_IMPORTED = 45, 6_600
+# Both have grown by the one reader of tables: docs/decisions/0011-tables.md.
+MAX_IMPORTED = 45, 6_750
 """Modules (packages not counted) and lines that a site's service imports, whatever it is to run."""
-MAX_LOADED = 46, 7_900
+MAX_LOADED = 56, 9_950
 """The same in the process of a site that has served a whole run of dp-fedc with secure noise: a
 method's own stages and planner are imported when a run asks for them."""
 NOT_AT_A_SITE = (

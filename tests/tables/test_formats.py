@@ -17,8 +17,8 @@ import pytest
 
 from dpfedc.errors import DataUnavailable, InvalidInput, MissingExtra
 from dpfedc.tables.database import database_table, parsed_url
-from dpfedc.tables.formats import file_table, frame_table
-from dpfedc.tables.stored import column_table
+from dpfedc.tables.formats import file_table
+from dpfedc.tables.stored import column_table, frame_table
 from dpfedc.tables.text_files import Dialect
 from support.workbook import write_workbook
 
@@ -101,7 +101,7 @@ def test_types_of_numbers_truth_and_time(tmp_path):
     table = pa.table(
         {
             "yes": [True, None, False],
-            "small": pa.array([1.5, None, 2], pa.float16()),
+            "small": pa.array([1.5, None, 2], pa.float32()),
             "large": pa.array([2**64 - 1, 0, None], pa.uint64()),
             "price": [Decimal("1.25"), Decimal("3.00"), None],
             "day": [date(2020, 2, 29), None, date(1, 1, 1)],

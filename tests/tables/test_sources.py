@@ -476,6 +476,9 @@ def test_a_driver_that_is_not_installed(monkeypatch):
 
 
 def test_files_need_no_database_package():
-    code = "import sys, dpfedc.tables.sources; print({'sqlalchemy', 'pyarrow'} & set(sys.modules))"
+    code = (
+        "import sys, dpfedc.tables.sources; "
+        "print({'sqlalchemy', 'pyarrow', 'python_calamine', 'pandas'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

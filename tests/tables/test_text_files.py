@@ -93,10 +93,11 @@ def test_nasty_bytes_are_read_alike(parts, n_columns, delimiter, decimal):
 @given(
     cells=st.lists(st.tuples(*[st.sampled_from(SPELLED)] * 2), min_size=1, max_size=6),
     decimal=st.sampled_from(".,"),
+    point=st.sampled_from([b".", b","]),
 )
-def test_spellings_of_numbers_are_read_alike(cells, decimal):
-    data = b"".join(b";".join(row) + b"\n" for row in cells)
-    data = data.replace(b".", decimal.encode())
+@example([(b"1.5", b"2.5")], ",", b".")
+def test_spellings_of_numbers_are_read_alike(cells, decimal, point):
+    data = b"".join(b";".join(row) + b"\n" for row in cells).replace(b".", point)
     ways_agree(data, Lines(2, ";", decimal, (0, 1), ()))
     ways_agree(data, Lines(2, ";", decimal, (1,), (0, 1)))
 
@@ -232,6 +233,13 @@ def test_how_long_a_line_may_be(tmp_path, monkeypatch):
         assert found[0][0] == [None if broken else "1.0"]
 
 
+def test_how_long_a_quoted_cell_may_be(tmp_path, monkeypatch):
+    """Python's parser has a limit for cells, which the fast way must not pass."""
+    rows = [f'{i},"{"x" * n}"\n'.encode() for i, n in enumerate([200_000, 100_000, 1])]
+    path = written(tmp_path, b"a,b\n" + b"".join(rows))
+    assert both_ways(path, ["a"], ["b"], monkeypatch)[2] == [True, False, False]
+
+
 def test_lines_across_pyarrows_own_blocks(tmp_path, monkeypatch):
     """Long lines and short ones, in a file of several blocks."""
     sizes = itertools.cycle([1, 900_000, 10, 400_000, 1_000_000, 3])
@@ -299,6 +307,19 @@ def test_encodings(tmp_path, monkeypatch, encoding):
     assert not any(broken)
 
 
+@pytest.mark.parametrize("encoding", ["gb18030", "euc_jp", "euc_kr", "utf-8"])
+def test_no_line_changes_how_the_one_before_is_decoded(tmp_path, encoding):
+    """Some decoders swallow a newline, or take more for broken where the data end."""
+    for tail in (b"\x8e0", b"\x8f", b"\x8f0A", b"\x8e\x8f\x8f", b"\xa4\xd4A0", b"\xe2\x82"):
+        found = [
+            file_table(written(tmp_path, b"a,b\n1," + rest), Dialect(encoding=encoding))
+            for rest in (tail, tail + b"\n", tail + b"\n2,x\n")
+        ]
+        texts = [cells_of(table.whole([], ["b"]))[1][0] for table in found]
+        assert [len(column) for column in texts] == [1, 1, 2]
+        assert len({column[0] for column in texts}) == 1
+
+
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [
@@ -311,7 +332,7 @@ def test_encodings(tmp_path, monkeypatch, encoding):
         ({"delimiter": ",", "decimal": ","}, "must differ"),
         *(({"encoding": e}, "encoding must be utf-8, latin-1") for e in (
             "utf-16", "utf-16-le", "utf-32", "utf-7", "cp037", "hex", "rot13", "nonsense",
-            "unicode_escape", "iso2022_jp", "hz", "",
+            "unicode_escape", "iso2022_jp", "hz", "idna", "",
         )),
     ],
 )  # fmt: skip

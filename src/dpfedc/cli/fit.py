@@ -45,8 +45,8 @@ def fit(
         list[Path] | None,
         typer.Argument(
             metavar="FILES",
-            help="Tables with one record per row (.csv, .parquet, .npz, .npy). Several files: "
-            "one file per site.",
+            help="Tables with one record per row (.csv, .tsv, .parquet, .arrow, .xlsx, .npz, "
+            ".npy). Several files: one file per site.",
             show_default=False,
         ),
     ] = None,

@@ -110,8 +110,8 @@ Files = Annotated[
     list[Path],
     typer.Argument(
         metavar="FILES",
-        help="Tables with one record per row (.csv, .parquet, .npz, .npy). Several files: one "
-        "file per site.",
+        help="Tables with one record per row (.csv, .tsv, .parquet, .arrow, .xlsx, .npz, .npy). "
+        "Several files: one file per site.",
     ),
 ]
 SiteColumn = Annotated[

@@ -35,7 +35,8 @@ def init(
         str,
         typer.Option(
             metavar="FILE|URL",
-            help="The records: a .csv, .parquet, .npz or .npy file, or a database URL.",
+            help="The records: a file (.csv, .tsv, .parquet, .arrow, .xlsx, .npz, .npy), or a "
+            "database URL.",
             show_default=False,
             rich_help_panel=_DATA,
         ),

@@ -1,4 +1,4 @@
-"""Tables in files and data frames. Files are read alike in trials and at sites.
+"""Tables in files, which are read alike in trials and at sites.
 
 Formats go by suffix: text (.csv, .tsv, also .gz), .parquet, .arrow and .feather, .xlsx (the first
 sheet), .npz (array `X`, optionally `sites`, `y` and `feature_names`) and .npy (one array of records
@@ -57,27 +57,6 @@ def suffix_of(file: Path) -> str:
     return max(ends, key=len)
 
 
-def frame_table(frame: Any) -> StoredTable:
-    """Open a pandas data frame; its index is not read."""
-    names = list(frame.columns)
-    if not all(isinstance(name, str) for name in names):
-        raise InvalidInput("the data frame must have column names that are text")
-    columns: dict[str, Any] = {}
-    kinds: dict[str, bool | None] = {}
-    for j, name in enumerate(names):
-        series = frame.iloc[:, j]
-        kind = getattr(series.dtype, "kind", "O")
-        kinds[name] = True if kind in "biuf" else False if kind in "mM" else None
-        if isinstance(series.dtype, np.dtype) and kind in "biuf":
-            columns[name] = series.to_numpy()
-        else:
-            gaps = series.isna().tolist()
-            cells = series.to_numpy(dtype=object).tolist()
-            columns[name] = [None if g else c for g, c in zip(gaps, cells, strict=True)]
-    by_name("the data frame", names, names)
-    return column_table("the data frame", columns, kinds=kinds)
-
-
 def _parquet(file: Path) -> StoredTable:
     try:
         from dpfedc.tables.arrow_files import parquet_table
@@ -100,8 +79,8 @@ def _xlsx(file: Path) -> StoredTable:
         from python_calamine import CalamineWorkbook
     except ImportError as error:
         raise _missing(file, "python-calamine") from error
-    with CalamineWorkbook.from_path(file) as book:
-        rows = book.get_sheet_by_index(0).to_python(skip_empty_area=False)
+    book = CalamineWorkbook.from_path(str(file))
+    rows = book.get_sheet_by_index(0).to_python(skip_empty_area=False)
     names = [text(cell) for cell in rows[0]] if rows else []
     while names and not names[-1]:  # a column without a name cannot be asked for
         names.pop()

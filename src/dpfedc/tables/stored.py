@@ -141,6 +141,27 @@ def column_table(
     )
 
 
+def frame_table(frame: Any) -> StoredTable:
+    """Open a pandas data frame; its index is not read."""
+    names = list(frame.columns)
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidInput("the data frame must have column names that are text")
+    columns: dict[str, Any] = {}
+    kinds: dict[str, bool | None] = {}
+    for j, name in enumerate(names):
+        series = frame.iloc[:, j]
+        kind = getattr(series.dtype, "kind", "O")
+        kinds[name] = True if kind in "biuf" else False if kind in "mM" else None
+        if isinstance(series.dtype, np.dtype) and kind in "biuf":
+            columns[name] = series.to_numpy()
+        else:
+            gaps = series.isna().tolist()
+            cells = series.to_numpy(dtype=object).tolist()
+            columns[name] = [None if g else c for g, c in zip(gaps, cells, strict=True)]
+    by_name("the data frame", names, names)
+    return column_table("the data frame", columns, kinds=kinds)
+
+
 def cell_block(numbers: Sequence[Cells], texts: Sequence[Cells], n_rows: int) -> Block:
     """Return a block of whole columns of cells, whose types say what they are."""
     X = np.empty((n_rows, len(numbers)))

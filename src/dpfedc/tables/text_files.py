@@ -229,7 +229,7 @@ def _is_ascii_and_more(encoding: str) -> bool:
         bytes(range(128)),
     )
     try:
-        return all(text.decode(encoding) == text.decode("ascii") for text in plain)
+        return all(text.decode(encoding, "replace") == text.decode() for text in plain)
     except (LookupError, ValueError, TypeError):
         return False
 
@@ -244,4 +244,4 @@ def _to_utf8(encoding: str) -> Callable[[bytes], bytes] | None:
         return None
     if len(bytes(range(256)).decode(encoding, "replace")) == 256:  # a byte is a character
         return recoded
-    return lambda data: b"\n".join(map(recoded, data.split(b"\n")))
+    return lambda data: b"\n".join(map(recoded, data.split(b"\n")))  # some swallow newlines
