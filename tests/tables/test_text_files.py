@@ -127,6 +127,7 @@ def test_what_the_fast_way_takes():
     for data, taken in (
         (plain, True), (quoted, True), (b"x,1\n", True), (b"\xff,1\n", True),
         (b'1,"a\n2,b"\n', False), (b"1,a\n\n", False), (b"1,a\r2,b\n", False), (b"1\n", False),
+        (b"1,a\r\n\r\n", False),
         (b'1,a"b"\n', False), (b"1,a\0\n", False), (b"1,2,3\n", False), (b'1,"a""b"\n', False),
     ):  # fmt: skip
         assert ways_agree(data, Lines(2, ",", ".", (0,), (1,))) == taken, data
@@ -210,10 +211,9 @@ def test_a_duplicate_header_is_refused_everywhere(tmp_path):
             read(path)
 
 
-def test_a_large_cell_takes_no_memory(tmp_path, monkeypatch):
+def test_a_large_cell_takes_no_memory(tmp_path):
     """A line beyond the limit is not kept while it is read, with or without pyarrow."""
     path = written(tmp_path, HOSTILE["a large cell"])
-    monkeypatch.setattr(text_files, "_BLOCK_BYTES", 2**18)
     tracemalloc.start()
     try:
         block = file_table(path).whole(["a"], ["b"])
@@ -311,11 +311,11 @@ def test_encodings(tmp_path, monkeypatch, encoding):
 def test_no_line_changes_how_the_one_before_is_decoded(tmp_path, encoding):
     """Some decoders swallow a newline, or take more for broken where the data end."""
     for tail in (b"\x8e0", b"\x8f", b"\x8f0A", b"\x8e\x8f\x8f", b"\xa4\xd4A0", b"\xe2\x82"):
-        found = [
-            file_table(written(tmp_path, b"a,b\n1," + rest), Dialect(encoding=encoding))
-            for rest in (tail, tail + b"\n", tail + b"\n2,x\n")
-        ]
-        texts = [cells_of(table.whole([], ["b"]))[1][0] for table in found]
+        texts = []
+        for rest in (tail, tail + b"\n", tail + b"\n2,x\n"):
+            path = written(tmp_path, b"a,b\n1," + rest)
+            block = file_table(path, Dialect(encoding=encoding)).whole([], ["b"])
+            texts.append(cells_of(block)[1][0])
         assert [len(column) for column in texts] == [1, 1, 2]
         assert len({column[0] for column in texts}) == 1
 
@@ -352,6 +352,13 @@ def test_headers_that_are_refused_are_not_quoted(tmp_path, header):
     with pytest.raises(InvalidInput, match="must start with a row of column names") as caught:
         file_table(written(tmp_path, f"{header}\n3,4\n"))
     assert "1.5" not in str(caught.value)
+
+
+def test_a_header_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "_MAX_HEADER", 8)
+    assert list(file_table(written(tmp_path, "a,b,cd\n1,2,3\n")).columns) == ["a", "b", "cd"]
+    with pytest.raises(InvalidInput, match="must start with a row of column names"):
+        file_table(written(tmp_path, "a,b,cdef\n1,2,3\n"))
 
 
 def test_a_damaged_archive(tmp_path):

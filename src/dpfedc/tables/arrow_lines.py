@@ -25,9 +25,10 @@ class ArrowLines:
         self._names = [str(j) for j in range(lines.n_columns)]
         # No line may reach over three of pyarrow's own blocks.
         self._read = pa.csv.ReadOptions(
-            column_names=self._names, block_size=min(longest + 2, 2**31 - 1)
+            column_names=self._names, block_size=min(longest + 2, 2**31 - 1), use_threads=False
         )
-        # Columns that pyarrow finds other things in than numbers. That changes no result.
+        # Columns that pyarrow finds other things in than numbers. It is faster to know them, and
+        # changes no result, whichever thread has told of them.
         self._as_texts = set(lines.texts)
 
     def block(self, data: bytes) -> Block | None:
@@ -58,6 +59,10 @@ class ArrowLines:
             if j in encoded:
                 X[:, k] = self._numbers(j, encoded[j])
         texts = tuple(_texts(encoded[j]) for j in self.lines.texts)
+        # A blank line has a gap in every column; a look at one saves looking for the line.
+        gaps = np.isnan(X[:, 0]) if len(X.T) else texts[0].codes < 0 if texts else np.array([True])
+        if gaps.any() and (b"\n\n" in data or b"\n\r\n" in data):
+            return None
         return Block(X, texts, np.zeros(table.num_rows, dtype=np.bool_))
 
     def _table(self, data: bytes, quoted: bool, *, floats: set[int]) -> Any:
@@ -106,10 +111,10 @@ def _texts(column: Any) -> Texts:
 
 
 def _is_plain(data: bytes) -> bool:
-    """Return whether every line is ended alike by all parsers, and none is blank."""
-    if b"\0" in data or data.startswith((b"\xef\xbb\xbf", b"\n", b"\r\n")) or b"\n\n" in data:
+    """Return whether every line is ended alike by all parsers, and the first is not blank."""
+    if b"\0" in data or data.startswith((b"\xef\xbb\xbf", b"\n", b"\r\n")):
         return False
-    return b"\r" not in data or (data.count(b"\r") == data.count(b"\r\n") and b"\n\r\n" not in data)
+    return b"\r" not in data or data.count(b"\r") == data.count(b"\r\n")
 
 
 def _well_quoted(data: bytes, delimiter: str) -> bool:
@@ -125,8 +130,9 @@ def _well_quoted(data: bytes, delimiter: str) -> bool:
         return False
     opening, closing = quotes[::2], quotes[1::2]
     lines = np.flatnonzero(marks == ord("\n"))
+    before, after = marks[opening - 1], marks[closing + 1]
     return bool(
-        np.isin(marks[opening - 1], [ord(delimiter), ord("\n")]).all()
-        and np.isin(marks[closing + 1], [ord(delimiter), ord("\n"), ord("\r")]).all()
+        ((before == ord(delimiter)) | (before == ord("\n"))).all()
+        and ((after == ord(delimiter)) | (after == ord("\n")) | (after == ord("\r"))).all()
         and (np.searchsorted(lines, opening) == np.searchsorted(lines, closing)).all()
     )

@@ -11,11 +11,15 @@ import codecs
 import csv
 import gzip
 import math
+import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
 
 import numpy as np
 
@@ -26,12 +30,14 @@ from dpfedc.tables.stored import Block, StoredTable, Texts, by_name, is_header, 
 if TYPE_CHECKING:
     from dpfedc.tables.arrow_lines import ArrowLines
 
+T = TypeVar("T")
+
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
 _BOM = b"\xef\xbb\xbf"
-_BLOCK_BYTES = 2**24
 _MAX_HEADER = 2**26
 _FEW_LINES = 256
+_AHEAD = min(4, os.cpu_count() or 1)
 _ONE_COLUMN = "\x1f"  # the delimiter of a table that has none
 
 
@@ -63,7 +69,8 @@ class Dialect:
 def text_table(file: Path, dialect: Dialect) -> StoredTable:
     """Open a text file with a header; whatever a row is, nothing is raised."""
     with readable(file), _opened(file) as stream:
-        line = stream.readline(_MAX_HEADER).removeprefix(_BOM)
+        raw = stream.readline(_MAX_HEADER)
+    line = raw.removeprefix(_BOM)
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise InvalidInput(f"{file} must be text in which ASCII stays ASCII, got UTF-16")
     to_utf8 = _to_utf8(dialect.encoding)
@@ -71,7 +78,7 @@ def text_table(file: Path, dialect: Dialect) -> StoredTable:
     header = line.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r")
     delimiter = _delimiter(file, header, dialect)
     names = [name.strip() for name in _cells(header, delimiter)]
-    if not is_header(names):
+    if len(raw) == _MAX_HEADER or not is_header(names):
         raise InvalidInput(f"{file} must start with a row of column names, one for each column")
     places = by_name(file, names, range(len(names)))
     limit = max(2**20, 64 * len(names))
@@ -84,8 +91,12 @@ def text_table(file: Path, dialect: Dialect) -> StoredTable:
         fast = _fast(lines, limit if to_utf8 is None else 4 * limit)
         with readable(file), _opened(file) as stream:
             stream.readline(_MAX_HEADER)
-            for data in whole_lines(stream, limit, _BLOCK_BYTES if fast else 2**18):
-                yield from _blocks(data if to_utf8 is None else to_utf8(data), lines, fast)
+            parts = whole_lines(stream, limit, 4 * limit if fast else 2**18)
+
+            def blocks(data: bytes) -> list[Block]:
+                return list(_blocks(data if to_utf8 is None else to_utf8(data), lines, fast))
+
+            yield from chain.from_iterable(_ahead(blocks, parts))
 
     return StoredTable(str(file), dict.fromkeys(names), frozenset(), read)
 
@@ -130,11 +141,11 @@ def whole_lines(stream: BinaryIO, limit: int, size: int) -> Iterator[bytes]:
     """
     rest = b""
     while chunk := stream.read(size):
-        data = rest + chunk
-        end = data.rfind(b"\n") + 1
-        rest = data[end : end + limit + 1]  # this many are enough to be too many
+        end = chunk.rfind(b"\n") + 1
         if end:
-            yield _short_lines(data[:end], limit)
+            yield _short_lines(b"".join((rest, memoryview(chunk)[:end])), limit)
+            rest = b""
+        rest = (rest + chunk[end:])[: limit + 1]  # this many are enough to be too many
     if rest:
         yield _short_lines(rest + b"\n", limit)
 
@@ -171,6 +182,18 @@ def _blocks(data: bytes, lines: Lines, fast: ArrowLines | None) -> Iterator[Bloc
     cut = data.rfind(b"\n", 0, middle) + 1 or data.index(b"\n", middle) + 1
     yield from _blocks(data[:cut], lines, fast)
     yield from _blocks(data[cut:], lines, fast)
+
+
+def _ahead(work: Callable[[bytes], T], parts: Iterator[bytes]) -> Iterator[T]:
+    """Return what is made of each part, in order; a few are worked on ahead."""
+    with ThreadPoolExecutor(_AHEAD) as pool:
+        waiting: deque[Future[T]] = deque()
+        for part in parts:
+            waiting.append(pool.submit(work, part))
+            if len(waiting) > _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
