@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-torch e2e lint bench bench-scaling bench-scale bench-reading accuracy clean
+.PHONY: demo test test-torch e2e lint bench bench-scaling bench-scale bench-reading accuracy tables clean
 
 .venv/demo: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -38,6 +38,9 @@ lint: .venv/dev
 
 accuracy: .venv/dev
 	$(BIN)/python benchmarks/accuracy.py
+
+tables: .venv/dev
+	$(BIN)/python benchmarks/tables.py
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/speed.py

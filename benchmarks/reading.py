@@ -29,6 +29,14 @@ from dpfedc.tables.sources import DataSource
 def read():
     return len(DataSource(path).load(names).X)
 """,
+    "dpfedc, by a schema": """
+from dpfedc.tables import arrow_lines
+from dpfedc.tables.schema import Schema
+from dpfedc.tables.sources import DataSource
+columns = [{"name": name, "kind": "number", "range": [-9, 9]} for name in names]
+def read():
+    return len(DataSource(path).load(Schema.of({"column": columns})).X)
+""",
     "dpfedc without pyarrow": """
 from dpfedc.tables import text_files
 from dpfedc.tables.sources import DataSource
@@ -76,6 +84,7 @@ def main() -> None:
         plain, quoted = Path(folder) / "plain.csv", Path(folder) / "quoted.csv"
         write(plain, quoted, *shape)
         jobs = [("pyarrow", plain), (FLOOR, plain), ("dpfedc", plain), ("dpfedc", quoted)]
+        jobs.append(("dpfedc, by a schema", plain))
         jobs += [("dpfedc without pyarrow", plain)] * given.slow
         runs = {f"{name}, {path.stem}": [] for name, path in jobs}
         for _ in range(given.repeats):  # in turn, as the machine may be shared

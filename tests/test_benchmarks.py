@@ -119,7 +119,7 @@ def test_scaling_runs(run, tmp_path):
 
 def test_reading_is_compared_with_pyarrow(run):
     result = run("reading", "--rows", "20000", "--columns", "3", "--repeats", "1", "--slow")
-    assert len(result["readings"]) == 5
+    assert len(result["readings"]) == 6
     assert all(one["seconds"] > 0 for one in result["readings"].values())
 
 

@@ -66,7 +66,7 @@ def test_no_record_moves_the_stages_sum_by_more_than_it_says(page):
 
 
 def test_the_reader_serves_trials_and_sites(page):
-    records, table = page["at_a_site"], page["read_table"]
+    records, table = page["at_a_site"], page["read_tables"]
     assert records.present.tolist() == [True, False]
     assert records.X.tolist() == [[61.0, 70.5], [0.0, 0.0]]
     whole = page["Path"]("whole.jsonl")

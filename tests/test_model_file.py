@@ -14,6 +14,7 @@ from dpfedc import DPFedC
 from dpfedc.errors import DataUnavailable, InvalidInput
 from dpfedc.model_file import FORMAT, ClusterModel
 from dpfedc.settings import Penalty
+from dpfedc.tables.schema import Schema
 
 
 def example(**changes):
@@ -252,3 +253,15 @@ def test_nothing_is_written_of_a_model_that_cannot_be(tmp_path):
 def test_a_model_checks_its_parts(changes, message):
     with pytest.raises(InvalidInput, match=message):
         example(**changes)
+
+
+def test_a_record_is_compared_in_the_columns_that_it_has():
+    """A gap at the mean would draw a record to whichever centre is near the mean there."""
+    schema = Schema.of({"column": [
+        {"name": name, "kind": "number", "range": [-1, 1]} for name in ("a", "b")]})  # fmt: skip
+    centers = np.array([[0.5, 0.9], [0.2, 0.0]])
+    view = {"column_mean": np.zeros(2), "column_factor": np.ones(2)}
+    model = ClusterModel(
+        centers, np.zeros(2), None, centers, by_membership=False, schema=schema, view=view
+    )
+    assert model.labels(np.array([[0.5, np.nan], [0.5, 0.0], [np.nan, 0.8]])).tolist() == [0, 1, 0]

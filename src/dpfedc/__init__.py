@@ -9,16 +9,20 @@ if TYPE_CHECKING:
     from dpfedc import theory
     from dpfedc.estimators.dp_fedc import DPFedC, stack_sites
     from dpfedc.estimators.federated_kmeans import DPLloyd, FederatedKMeans
+    from dpfedc.estimators.table_encoder import TableEncoder
     from dpfedc.research.rivals.coreset_kmedian import CoresetKMedian
     from dpfedc.research.rivals.fuzzy_cmeans import FederatedFuzzyCMeans
     from dpfedc.research.rivals.k_fed import KFed
     from dpfedc.research.rivals.kmeans_parallel import KMeansParallel
+    from dpfedc.tables.schema import Schema
 
 _HOMES = {
     "DPFedC": "dpfedc.estimators.dp_fedc",
     "stack_sites": "dpfedc.estimators.dp_fedc",
     "DPLloyd": "dpfedc.estimators.federated_kmeans",
     "FederatedKMeans": "dpfedc.estimators.federated_kmeans",
+    "Schema": "dpfedc.tables.schema",
+    "TableEncoder": "dpfedc.estimators.table_encoder",
     "CoresetKMedian": "dpfedc.research.rivals.coreset_kmedian",
     "FederatedFuzzyCMeans": "dpfedc.research.rivals.fuzzy_cmeans",
     "KFed": "dpfedc.research.rivals.k_fed",
@@ -32,6 +36,8 @@ __all__ = [
     "FederatedKMeans",
     "KFed",
     "KMeansParallel",
+    "Schema",
+    "TableEncoder",
     "__version__",
     "stack_sites",
     "theory",

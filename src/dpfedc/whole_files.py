@@ -13,20 +13,30 @@ from typing import Any
 from dpfedc.errors import InvalidInput
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
     """Write a file so that after a crash it is the old one or the new one, never a part."""
-    write_together(path.parent, {path.name: content})
+    write_together(path.parent, {path.name: content}, private=(path.name,) if private else ())
 
 
-def write_together(folder: Path, files: Mapping[str, bytes], *, gone: Iterable[str] = ()) -> None:
+def write_together(
+    folder: Path,
+    files: Mapping[str, bytes],
+    *,
+    gone: Iterable[str] = (),
+    private: Sequence[str] = (),
+) -> None:
     """Write files into a folder, and remove those that are to be `gone`.
 
     All of them lie on the disk before the first takes its place: a full disk changes nothing.
+    Nobody but the owner can read those that are `private`.
     """
     drafts = {name: folder / f".{name}.draft" for name in files}
     try:
         for name, content in files.items():
-            with drafts[name].open("wb") as file:
+            drafts[name].unlink(missing_ok=True)  # its mode would stay
+            mode = 0o600 if name in private else 0o666
+            handle = os.open(drafts[name], os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(handle, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

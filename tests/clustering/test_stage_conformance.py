@@ -20,6 +20,7 @@ from dpfedc.clustering.stage import Entry, Public, SiteBatch, Stage, contributed
 from dpfedc.deployment.exchanges import exchanges
 from dpfedc.engine.simulated import SimulatedSites, Sites
 from dpfedc.errors import InvalidInput, Refused
+from dpfedc.kernels.column_view import seen
 from dpfedc.privacy.exact_sums import BOUND_UNITS, Upload, exact_sum, unpacked
 from dpfedc.privacy.gate import Gate, ReleaseEvent, received
 from dpfedc.privacy.noise import SimulatedNoise
@@ -33,6 +34,7 @@ from dpfedc.research.rivals import (
     kmeans_parallel_stages,
 )
 from dpfedc.settings import PrivacyTarget
+from dpfedc.tables.layout import Group
 from support.toy import HalvesMethod
 
 M, SIZES = 4, np.array([30, 1, 17])
@@ -44,9 +46,26 @@ PLANS = {
     "sums and Gram": ("dp-fedc", {"n_clusters": 3, "update": "sums-and-gram", "n_rounds": 2}),
     "constant": ("dp-fedc", {"n_clusters": 3, "constant_feature": 0.7, "refine_rounds": 0}),
     "ranges": ("dp-fedc", {"n_clusters": 2, "feature_ranges": [[-9.0, 11.0]] * M, "center": False}),
+    "cells": ("dp-fedc", {"n_clusters": 2, "cells": 5, "n_rounds": 3}),
     "local steps": ("dp-fedc", {"n_clusters": 3, "extra_steps": 3, "n_rounds": 3}),
     "lloyd": ("dp-lloyd", {"n_clusters": 3}),
     "toy": ("halves", {"n_clusters": 2}),
+}
+COLUMNS = (
+    Group("number", 0, 1, 1.0, auto=True),
+    Group("gaps", 1, 1, 0.5),
+    Group("shares", 2, 2, 0.5),
+)
+TYPICAL = (
+    Group("number", 0, 1, 2.0, typical=(0.1, 0.3)),
+    Group("number", 1, 1, 1.0, typical=(0.0, 0.001)),
+    Group("shares", 2, 2, 0.5, typical=(0.4, 0.6)),
+)
+TABLES = {
+    "table": ("dp-fedc", COLUMNS),
+    "table, lloyd": ("dp-lloyd", COLUMNS),
+    "typical": ("dp-fedc", TYPICAL),
+    "typical, lloyd": ("dp-lloyd", TYPICAL),
 }
 UNPROVED = [
     seeding.SeedByDistance, restarts.Restarts, restarts.Choice, algorithm.Published,
@@ -65,13 +84,14 @@ class Case:
     state: dict[str, np.ndarray]
     batch: SiteBatch
     plan: object
+    declared: dict[str, Entry]
 
     def part(self, state=None, batch=None):
         """Return what the sites contribute in round 1, and the gate that sampled them."""
         batch = self.batch if batch is None else batch
         gate = Gate(self.plan.privacy, SimulatedNoise(RNG), RNG)
         state = self.state if state is None else state
-        batch = SiteBatch(batch.X, batch.offsets, batch.sites, batch.present)
+        batch = SiteBatch(seen(batch.X, state), batch.offsets, batch.sites, batch.present)
         batch.memory = self.stage.prepare(batch, state, RNG)
         return contributed(self.stage, batch, state, 1, gate, RNG)
 
@@ -82,26 +102,40 @@ def cases():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(SIZES.sum(), M)) + rng.integers(0, 3, size=(SIZES.sum(), 1)) * 3.0
     offsets = np.concatenate([[0], np.cumsum(SIZES)])
-    batch = SiteBatch(X, offsets, np.arange(3))
-    facts, found = Federation(M, SIZES), {}
+    batch, table = (SiteBatch(x, offsets, np.arange(3)) for x in (X, encoded(rng, len(X))))
+    found = {}
     public = Public(M, SIZES, lambda values: np.asarray(values, dtype=np.float64))
-    for name, (method, settings) in PLANS.items():
+    runs = {name: (method, settings, None) for name, (method, settings) in PLANS.items()}
+    runs |= {name: (m, {"n_clusters": 3}, layout) for name, (m, layout) in TABLES.items()}
+    for name, (method, settings, layout) in runs.items():
+        facts = Federation(M, SIZES, layout)
         chosen = HalvesMethod() if method == "halves" else method_named(method)
         plan = chosen.plan(settings, facts, PrivacyTarget(5.0, 1e-4))
-        state = {"origin": np.zeros(M), **chosen.declared(settings, M)}
-        declared = {key: Entry(state[key].shape) for key in ("origin", "bound") if key in state}
+        state = {"origin": np.zeros(M), **chosen.declared(settings, facts)}
+        declared = {key: Entry(values.shape) for key, values in state.items() if key != "centers"}
         for one, known in zip(plan.stages, known_to(plan.stages, declared, M), strict=True):
             state = one.start(state, public, RNG)
-            case = Case(one, known, dict(state), batch, plan)
+            case = Case(one, known, dict(state), batch if layout is None else table, plan, declared)
             found[f"{name}: {one.name}"] = case
             for t in range(1, one.n_rounds + 1):
                 state = one.combine(state, exactly(case, state, t), t)
     return found
 
 
+def encoded(rng, n):
+    """Return a number with gaps, marks of the gaps, and shares of two values."""
+    X = np.empty((n, M))
+    X[:, 0] = np.where(rng.random(n) < 0.2, np.nan, rng.normal(30.0, 8.0, size=n))
+    X[:, 1] = np.isnan(X[:, 0])
+    X[:, 2] = rng.random(n).round()
+    X[:, 3] = 1 - X[:, 2]
+    X[rng.random(n) < 0.1, 2:] = np.nan
+    return X
+
+
 def exactly(case, state, t):
     """Return the sum of round t, clipped and without noise."""
-    batch = SiteBatch(case.batch.X, case.batch.offsets, case.batch.sites)
+    batch = SiteBatch(seen(case.batch.X, state), case.batch.offsets, case.batch.sites)
     batch.memory = case.stage.prepare(batch, state, RNG)
     gate = Gate(case.plan.privacy, SimulatedNoise(RNG), RNG)
     part = contributed(case.stage, batch, state, t, gate, RNG)
@@ -137,6 +171,7 @@ def test_names_are_a_format():
     names = {case.stage.name for case in cases().values()}
     assert names == {
         "bound", "mean", "scale", "subspace", "factorisation", "centres", "lloyd", "halves",
+        "ranges", "spread", "cells",
     }  # fmt: skip
 
 
@@ -239,12 +274,12 @@ def test_a_site_takes_what_it_says_and_refuses_the_rest(case):
     for name in checked:
         with pytest.raises(Refused, match="must be in the range of its stage"):
             exchange.accepted({**arrays, name: far[name]}, {})
-    assert checked >= set(arrays) & {"data_mean", "scale", "basis", "W", "threshold"}
+    ranged = {"data_mean", "scale", "basis", "W", "threshold", "column_half", "column_factor"}
+    assert checked >= (set(arrays) & ranged) - set(case.declared)
 
 
 def exchanges_of(case):
-    declared = {n: e for n, e in case.known.items() if n in ("origin", "bound")}
-    return exchanges([one for one in case.plan.stages if one.deployed], declared, M)
+    return exchanges([one for one in case.plan.stages if one.deployed], case.declared, M)
 
 
 @pytest.mark.parametrize("kind", UNPROVED)

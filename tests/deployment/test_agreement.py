@@ -17,7 +17,6 @@ from dpfedc.deployment.terms import terms
 from dpfedc.errors import DPFedCError, InvalidInput
 from dpfedc.privacy.accountant import plan_epsilon
 from dpfedc.privacy.schedule import most_rounds_of_a_site
-from dpfedc.tables.sources import Schema
 from support.deployment import FEATURES, KEY, SIZES, agreed
 
 TOML = """
@@ -166,7 +165,7 @@ def test_a_site_computes_the_noise_again_and_refuses_another():
 
 
 def test_another_format_is_refused_by_name():
-    for other in ("dpfedc-agreement-1", "dpfedc-agreement-3", 2, None):
+    for other in ("dpfedc-agreement-2", "dpfedc-agreement-4", 3, None):
         with pytest.raises(InvalidInput, match=f"must be {FORMAT}, got '{other}'"):
             Agreement.from_json(changed(agreed(), format=other))
 
@@ -203,7 +202,7 @@ def test_a_plan_in_toml():
         "refine_rounds": 2,
     }
     assert (agreement.deadline, agreement.min_answers) == (30, 1)
-    assert agreement.schema.fingerprint == Schema(FEATURES).fingerprint
+    assert (agreement.features, agreement.schema) == (FEATURES, None)
     assert agreement.privacy.of_stage("factorisation").rounds_per_site == 3
     assert float(agreement.declared["bound"]) == 12.0
     assert Agreement.from_json(agreement.to_json()) == agreement

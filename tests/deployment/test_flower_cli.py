@@ -69,7 +69,7 @@ def test_from_nothing_to_labels(dpfedc, federation):
         terms = dpfedc(f"site accept {name} --yes")
         for words in (
             "Promise epsilon 50", "SIMULATED", "Leaves the site 1", "Accepted run",
-            "the columns age, weight, height of your records", "Spent so far: 0; after this run",
+            "the columns age, weight, height of your table", "Spent so far: 0; after this run",
         ):  # fmt: skip
             assert words in terms
         assert run in terms.replace(" ", "")  # whole, on however many lines
@@ -126,7 +126,9 @@ def test_records_with_gaps_get_no_label(dpfedc, federation, tmp_path):
     X = by_site()["berlin"]
     X[3, 1] = np.nan
     write_records("berlin.csv", X)
-    assert "1 records without a number" in dpfedc(f"site labels berlin --run {run} -o out.csv")
+    assert "1 records with gaps have the label -1" in dpfedc(
+        f"site labels berlin --run {run} -o out.csv"
+    )
     assert read_csv(Path("out.csv"))[1 + 3][2] == "-1"
 
 
@@ -135,10 +137,10 @@ def test_a_site_says_what_is_in_its_records_before_anything_is_made(dpfedc):
     said = init_site(dpfedc, "berlin")
     assert "berlin will declare 120 records" in said
     for name in FEATURES:
-        assert f"column '{name}'" in said
+        assert f"{name} │ 120 values" in said
     write_records("berlin.csv", by_site()["berlin"][:100])
     said = dpfedc("site check berlin", code=2)
-    assert "declares 120 records, but there are 100; use --declare" in said
+    assert "declares 120 records, and there are 100; use --declare" in said
     assert "berlin declares 100 records" in dpfedc("site check berlin --declare")
     assert SiteFolder.open(Path("berlin")).records == 100
 

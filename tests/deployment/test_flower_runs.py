@@ -31,6 +31,12 @@ deadline = 5
 """
 
 
+def plan_file(server):
+    path = server.path / "plan.toml"
+    path.write_text(PLAN)
+    return path
+
+
 @pytest.fixture
 def server(tmp_path):
     return ServerFolder.create(tmp_path / "server", hosts=(), listen="127.0.0.1", port=8470)
@@ -53,7 +59,7 @@ def transport(sites):
 
 @pytest.fixture
 def agreement(server, transport):
-    return runs.proposal(server, transport, PLAN, list(SIZES))
+    return runs.proposal(server, transport, plan_file(server), list(SIZES))
 
 
 def test_a_proposal_has_the_sites_as_they_are_enrolled_and_declare_themselves(agreement, sites):
@@ -62,13 +68,15 @@ def test_a_proposal_has_the_sites_as_they_are_enrolled_and_declare_themselves(ag
 
 
 def test_the_same_plan_with_the_same_sites_is_the_same_run(server, transport, agreement):
-    assert runs.proposal(server, transport, PLAN, list(SIZES)).digest == agreement.digest
+    assert (
+        runs.proposal(server, transport, plan_file(server), list(SIZES)).digest == agreement.digest
+    )
 
 
 def test_a_site_that_is_silent_cannot_be_planned_with(server, transport):
     transport.away = {"geneva"}
     with pytest.raises(DPFedCError, match="geneva does not say how many records it has"):
-        runs.proposal(server, transport, PLAN, list(SIZES))
+        runs.proposal(server, transport, plan_file(server), list(SIZES))
 
 
 def test_sites_that_do_not_come_are_named(transport):
@@ -116,7 +124,7 @@ def test_an_acceptance_is_waited_for_and_a_refusal_is_not(tmp_path, server, monk
     for folder in folders:
         server.enrol(folder.name, (folder.path / "site.pub").read_text())
     transport = DeskTransport(folders)
-    agreement = runs.proposal(server, transport, PLAN, sorted(SIZES))
+    agreement = runs.proposal(server, transport, plan_file(server), sorted(SIZES))
     seen = []
 
     def on_change(accepted, refusals):

@@ -14,7 +14,7 @@ from dpfedc.deployment.coordinator import Coordinator
 from support.deployment import KEY, SIZES, agreed
 from support.site_services import key_of, site_folder
 
-# Both have grown by the one reader of tables: docs/decisions/0011-tables.md.
+# Both have grown by tables, their schema and their persons: docs/decisions/0011-tables.md.
 MAX_IMPORTED = 45, 6_750
 """Modules (packages not counted) and lines that a site's service imports, whatever it is to run."""
 MAX_LOADED = 56, 9_950

@@ -249,7 +249,9 @@ def test_an_offer_for_another_unit_than_the_ledgers_is_refused(tmp_path, unit, o
     node = opened(service.reply(second_request(fitting)))
     assert f"must be for unit {other}" in node.reason
     assert charges(folder) == 1
-    assert offered(service, agreement_with([folder], unit=other))
+    # Nor does a run for the ledger's new unit begin, while the slots are what they were.
+    refusal = opened(service.reply(control.offer(agreement_with([folder], unit=other))))
+    assert f"must be for unit {unit}, as the site's slots are, got {other}" in refusal.reason
     service.close()
 
 

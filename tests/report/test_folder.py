@@ -9,7 +9,7 @@ from dpfedc.engine.run_record import RunRecord
 from dpfedc.errors import DataUnavailable, InvalidInput
 from dpfedc.model_file import ClusterModel
 from dpfedc.report import folder as run_folder
-from dpfedc.report.output_files import read_sizes, write_labels
+from dpfedc.report.output_files import Labels, read_sizes
 from support.command_line import fitted_tables, outcome
 from support.deployment import MemoryTransport, agreed
 
@@ -83,7 +83,7 @@ def test_a_page_that_cannot_be_made_costs_no_run_and_leaves_no_other_page(
 ):
     model, record = ClusterModel.read(trial / "model.npz"), RunRecord.read(trial / "run.jsonl")
     sites, labels = np.arange(6) % 2, np.arange(6) % 3
-    run_folder.write_results(tmp_path, model, record, sites, labels)
+    run_folder.write_results(tmp_path, model, record, Labels(sites, labels))
     assert (tmp_path / "report.html").exists()
 
     def fails(*_):
@@ -92,18 +92,19 @@ def test_a_page_that_cannot_be_made_costs_no_run_and_leaves_no_other_page(
     monkeypatch.setattr(run_folder, "write_report", fails)
     again = record.with_results(title="another")
     with pytest.raises(OSError, match="no space left"):
-        run_folder.write_results(tmp_path, model, again, sites, labels)
+        run_folder.write_results(tmp_path, model, again, Labels(sites, labels))
     assert RunRecord.read(tmp_path / "run.jsonl").results["title"] == "another"
     assert sorted(files(tmp_path)) == ["centres.csv", "labels.csv", "model.npz", "run.jsonl"]
 
 
 def test_sizes_are_counted_from_labels(tmp_path):
     path, sites = tmp_path / "labels.csv", np.array([10, 2, 10, 2, 10])
-    write_labels(path, sites, np.array([0, 1, 0, 2, 1]))
+    Labels(sites, np.array([0, 1, 0, 2, 1])).write(path)
+    assert path.stat().st_mode & 0o077 == 0
     sizes, names = read_sizes(path, 3)
     assert names == ["2", "10"]
     assert sizes.tolist() == [[0, 1, 1], [2, 1, 0]]
-    write_labels(path, np.array(["b, c", "2", "10"]), np.array([0, 1, 0]))
+    Labels(np.array(["b, c", "2", "10", "x"]), np.array([0, 1, 0, -1]), ids="abcd").write(path)
     assert read_sizes(path, 2)[1] == ["10", "2", "b, c"]
     for n_clusters, text in (
         (1, None),

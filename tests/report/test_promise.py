@@ -101,7 +101,7 @@ def test_a_run_for_persons_says_so():
     did = " ".join(summary_sentences(record))
     assert "600 persons with 4 features at 3 sites" in did
     assert "of 100 to 300 persons" in did
-    assert "each site's persons were used at that site only" in did
+    assert "Each site kept its persons to itself" in did
     old = replace(record, results={"privacy": PROMISE})  # a record of before units were told apart
     assert recorded_guarantee(old).sites_per_person == 1
     assert "one record can change a release" in stages_caption(old)

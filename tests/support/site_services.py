@@ -8,6 +8,7 @@ from dpfedc.deployment.keys import fingerprint
 from dpfedc.deployment.site_folder import SiteFolder
 from dpfedc.deployment.site_service import SiteService
 from dpfedc.privacy.ledger import GaussianCap
+from dpfedc.tables.persons import DeclaredPersons
 from support.deployment import FEATURES, SIZES, agreed, by_site
 
 
@@ -20,16 +21,22 @@ def site_folder(home, name, *, X=None, records=None, cap=None, unit="record"):
     """Return the folder of a site of tests/deployment.py."""
     X = by_site()[name] if X is None else X
     file = write_records(home / f"{name}.csv", X)
+    data = {"path": str(file)}
+    if unit == "person":  # each row is a person's only one
+        lines = file.read_text().splitlines()
+        lines = [f"{line},{i or 'pid'}" for i, line in enumerate(lines)]
+        file.write_text("\n".join(lines) + "\n")
+        data["person"] = "pid"
     return SiteFolder.create(
         home / name,
         name=name,
         server="127.0.0.1:8470",
         authority=None,
-        data={"path": str(file)},
+        data=data,
         records=len(X) if records is None else records,
         cap=cap or GaussianCap(1000.0, 1e-3),
         holding=name,
-        unit=unit,
+        persons=DeclaredPersons.of(map(str, range(1, len(X) + 1))) if unit == "person" else None,
     )
 
 

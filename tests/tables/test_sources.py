@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpfedc.errors import DataUnavailable, InvalidInput, MissingExtra
-from dpfedc.tables.sources import DataSource, Schema
+from dpfedc.tables.schema import Schema
+from dpfedc.tables.sources import DataSource
 
 reuse_folder = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -79,8 +80,13 @@ def stored(folder, names, rows):
     )
 
 
-def lines(report):
-    return {label: (value, severity) for label, value, severity in report.lines}
+def found_in(report, column):
+    """Return what was found in a column ("": in the table), and how serious each is."""
+    return [(f.text, f.severity) for f in report.findings if f.column == column]
+
+
+def features(source):
+    return source.plain_schema().features
 
 
 # --- every storage gives the same records
@@ -94,16 +100,18 @@ def test_storage_makes_no_difference(tmp_path, table):
     both = zip(rows, whole, strict=True)
     expected = [list(row) if good else [0.0] * len(names) for row, good in both]
     for source in stored(tmp_path, names, rows):
-        assert source.schema() == Schema(tuple(names))
-        assert source.schema().fingerprint == Schema(tuple(names)).fingerprint
-        records = source.load(source.schema())
+        assert source.plain_schema() == Schema.plain(names)
+        assert source.plain_schema().fingerprint == Schema.plain(names).fingerprint
+        records = source.load(features(source))
         assert records.X.dtype == np.float64
         assert records.X.flags.c_contiguous
         assert records.X.shape == (len(rows), len(names))
         assert records.X.tolist() == expected
         assert records.present.tolist() == whole
-        report = source.check()
-        assert (report.n_rows, report.n_null_rows) == (len(rows), len(rows) - sum(whole))
+        report, n_null = source.check(), len(rows) - sum(whole)
+        assert report.n_records == len(rows)
+        null = f"{n_null} rows with a gap; each keeps its place and is null."
+        assert any(text.startswith(null) for text, _ in found_in(report, "")) == (n_null > 0)
 
 
 def test_more_rows_than_a_block(tmp_path, rng):
@@ -117,11 +125,17 @@ def test_more_rows_than_a_block(tmp_path, rng):
 
 def test_fingerprint():
     """It is part of what sites agree on, so it may not change between versions."""
-    text = rb'{"names":["age","gr\u00f6\u00dfe"],"kinds":["number","number"]}'
-    assert Schema(("age", "größe")).fingerprint == hashlib.sha256(text).hexdigest()
-    prints = {Schema(n).fingerprint for n in (("a", "b"), ("b", "a"), ("a",), ("ab",), ("a,b",))}
-    assert len(prints) == 5
-    assert Schema(("a", "b")).kinds == ("number", "number")
+    number = (
+        rb'"kind":"number","missing":"mean","name":"%s","range":"auto","transform":"none",'
+        rb'"typical":null,"values":[],"weight":1.0'
+    )
+    columns = b",".join(b"{%s}" % (number % name) for name in (b"age", rb"gr\u00f6\u00dfe"))
+    text = b'{"columns":[%s],"date":null,"person":%s,"rows":"mean","sites_per_person":1}'
+    for person, written in ((None, b"null"), ("who", b'"who"')):
+        schema = Schema.plain(("age", "größe"), person=person)
+        assert schema.fingerprint == hashlib.sha256(text % (columns, written)).hexdigest()
+    names = (("a", "b"), ("b", "a"), ("a",), ("ab",), ("a,b",))
+    assert len({Schema.plain(n).fingerprint for n in names}) == 5
 
 
 # --- no value makes loading fail, and no row changes another
@@ -168,23 +182,28 @@ def test_sqlite_text_that_is_no_text(tmp_path):
     assert source.load(["a"]).present.tolist() == [True, False]
 
 
+GAPS = "2 values; 1 gaps (33%)"
+WORD = f"{GAPS}; 1 of them no numbers"
+BROKEN = "1 rows with too few or too many cells (first: row 2); each counts as null"
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (b"1", "1 missing"),
-        (b"1,2,3", "1 missing"),
-        (b"", "1 missing"),
-        (b'"1,2', "1 missing"),  # a quote that is not closed
-        (b'1,2"\r3', "1 missing"),  # a lone carriage return
-        (b"\r", "1 missing"),
-        (b"\xff,2", "1 not a number"),
-        (b"\x00,2", "1 not a number"),
-        (b"1e999,2", "1 infinite"),
-        (b"-inf,2", "1 infinite"),
-        (b"NA,2", "1 missing"),
-        (b"9" * 200_000 + b",2", "1 infinite"),
-        (b'"' + b"9" * 200_000 + b'",2', "1 missing"),  # beyond the limit of Python's parser
-        (b"9" * 2_000_000 + b",2", "1 missing"),  # beyond the limit of a line
+        (b"1", BROKEN),
+        (b"1,2,3", BROKEN),
+        (b"", BROKEN),
+        (b'"1,2', BROKEN),  # a quote that is not closed
+        (b'1,2"\r3', BROKEN),  # a lone carriage return
+        (b"\r", BROKEN),
+        (b"\xff,2", WORD),
+        (b"\x00,2", WORD),
+        (b"1e999,2", WORD),
+        (b"-inf,2", WORD),
+        (b"NA,2", None),
+        (b"9" * 200_000 + b",2", WORD),
+        (b'"' + b"9" * 200_000 + b'",2', BROKEN),  # beyond the limit of Python's parser
+        (b"9" * 2_000_000 + b",2", BROKEN),  # beyond the limit of a line
     ],
 )
 def test_csv_rows_that_do_not_fit(tmp_path, row, reason):
@@ -194,8 +213,10 @@ def test_csv_rows_that_do_not_fit(tmp_path, row, reason):
     records = source.load(("a", "b"))
     assert records.present.tolist() == [True, False, True]
     assert records.X.tolist() == [[3, 4], [0, 0], [5, 6]]
-    value, severity = lines(source.check())["column 'a'"]
-    assert (value.split("; ")[1], severity) == (reason, "warning")
+    report = source.check()
+    assert ((BROKEN, "warning") in found_in(report, "")) == (reason == BROKEN)
+    expected = (WORD, "warning") if reason == WORD else (GAPS, "ok")
+    assert found_in(report, "a") == [expected]
 
 
 @pytest.mark.parametrize("last", [b"5,6", b"", b'"5,6', b"5\r,6", b"\x00"])
@@ -215,8 +236,8 @@ def test_numbers_of_any_type(tmp_path):
     }
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
     source = DataSource(tmp_path / "t.parquet")
-    assert source.schema().names == ("yes", "price", "small", "count")
-    records = source.load(source.schema())
+    assert features(source) == ("yes", "price", "small", "count")
+    records = source.load(features(source))
     assert records.X[0].tolist() == [1, 1.25, 1.5, 2.0**64]
     assert records.present.tolist() == [True, False]
 
@@ -243,39 +264,40 @@ def test_words_are_no_features(tmp_path):
     rows = [(1, "x", "1", ""), (2, "y", "2", ""), (3, "3", "typo", "")]
     names = ["n", "word", "typed", "empty"]
     source = csv_source(tmp_path / "t.csv", names, rows)
-    assert source.schema().names == ("n", "typed", "empty")
-    assert (
-        lines(source.check())["columns that are not read, as they are not numbers"][0] == "'word'"
-    )
+    assert features(source) == ("n", "typed", "empty")
+    assert ("not in the schema, so not read: 'word'", "ok") in found_in(source.check(), "")
     chosen = csv_source(tmp_path / "t.csv", names, rows, columns=["word", "n"])
     with pytest.raises(InvalidInput, match="must hold numbers, got 'word'"):
-        chosen.schema()
+        chosen.plain_schema()
     assert not chosen.load(["n", "word"]).present[:2].any()
 
 
 def test_a_text_column_of_a_database_is_refused_by_its_type(tmp_path):
     source = sqlite_source(tmp_path / "t.db", ["a"], [("1",)], kind="TEXT")
     with pytest.raises(InvalidInput, match="must have a column of numbers, got 'a'"):
-        source.schema()
+        source.plain_schema()
     with pytest.raises(InvalidInput, match="must offer columns of numbers 'a'"):
         source.load(["a"])
-    assert not source.check(["a"]).ok
+    assert not source.check().ok
+    assert source.load(Schema.plain(["a"])).X.tolist() == [[1]]  # a schema goes by its texts
 
 
 def test_columns_drop_and_keys(tmp_path):
     rows = [(1, 2, 3)]
     names = ["a", "b", "c"]
-    assert csv_source(tmp_path / "t.csv", names, rows, drop=["b"]).schema().names == ("a", "c")
-    source = sqlite_source(tmp_path / "t.db", names, rows, record_id="c", order_by="b")
-    assert source.schema().names == ("a",)
+    assert csv_source(tmp_path / "t.csv", names, rows, drop=["b"]).plain_schema() == (
+        Schema.plain(["a", "c"])
+    )
+    source = sqlite_source(tmp_path / "t.db", names, rows, person="c", order_by="b")
+    assert source.plain_schema() == Schema.plain(["a"], person="c")
     source = sqlite_source(tmp_path / "t.db", names, rows, columns=["place", "a"])
-    assert source.load(source.schema()).X.tolist() == [[1, 1]]
+    assert source.load(features(source)).X.tolist() == [[1, 1]]
 
 
 def test_only_what_is_offered_is_loaded(tmp_path):
     """A column that the operator dropped stays at home, whatever the federation expects."""
     names, rows = ["a", "b", "c"], [(1, 2, 3)]
-    for settings_ in ({"drop": ["b"]}, {"columns": ["c", "a"]}, {"record_id": "b"}):
+    for settings_ in ({"drop": ["b"]}, {"columns": ["c", "a"]}, {"person": "b"}):
         source = csv_source(tmp_path / "t.csv", names, rows, **settings_)
         assert source.load(["a", "c"]).X.tolist() == [[1, 3]]
         with pytest.raises(InvalidInput, match="must offer columns of numbers 'b'"):
@@ -284,9 +306,10 @@ def test_only_what_is_offered_is_loaded(tmp_path):
 
 def test_archive(tmp_path):
     np.savez(tmp_path / "t.npz", X=np.eye(2), ids=np.array(["p", "p"]), y=np.arange(2))
-    source = DataSource(tmp_path / "t.npz", record_id="ids")
-    assert source.schema().names == ("x0", "x1")
-    assert lines(source.check())["ids in 'ids'"][1] == "warning"
+    source = DataSource(tmp_path / "t.npz", person="ids")
+    assert features(source) == ("x0", "x1")
+    assert found_in(source.check(), "ids") == [("1 persons, at most 2 rows each", "ok")]
+    assert source.load(["x0", "x1"]).X.tolist() == [[0.5, 0.5]]
     with pytest.raises(InvalidInput, match="must have columns 'X'"):
         DataSource(tmp_path / "t.npz", columns=["X"]).load(["X"])
 
@@ -325,45 +348,62 @@ def test_check(tmp_path):
     rows = [
         (1, 5, "ann", 0.5), (2, 5, "ann", None), ("x", 5, "bob", math.inf), ("", 5, "", -1),
     ]  # fmt: skip
-    source = csv_source(tmp_path / "t.csv", ["a", "same", "who", "c"], rows, record_id="who")
-    report = source.check(Schema(("a", "same", "c", "height")))
-    assert (report.n_rows, report.n_null_rows, report.ok) == (4, 3, False)
-    found = lines(report)
-    assert found["rows"] == ("4", "ok")
-    assert found["rows that count as null"][0].startswith("3;")
-    assert found["column 'a'"] == ("from 1 to 2; 1 missing; 1 not a number", "warning")
-    assert found["column 'same'"] == ("always 5", "warning")
-    assert found["column 'c'"] == ("from -1 to 0.5; 1 missing; 1 infinite", "warning")
-    assert found["ids in 'who'"][0].startswith("2 ids, at most 2 rows each; ")
-    assert found["expected columns of numbers that are not here"] == ("'height'", "error")
-    assert source.check(["a"]).ok
-    label = "columns that are not read, as they are not expected"
-    assert lines(source.check(["a"]))[label] == ("'same', 'c'", "ok")
+    source = csv_source(tmp_path / "t.csv", ["a", "same", "who", "c"], rows)
+    report = source.check(Schema.plain(["a", "same", "c", "height"], person="who"))
+    assert (report.where, report.n_records, report.ok) == (str(tmp_path / "t.csv"), 2, False)
+    assert found_in(report, "") == [("4 rows", "ok")]
+    assert found_in(report, "a") == [("2 values; 2 gaps (50%); 1 of them no numbers", "warning")]
+    assert found_in(report, "same") == [("4 values", "ok")]
+    assert found_in(report, "c") == [("2 values; 2 gaps (50%); 1 of them no numbers", "warning")]
+    assert found_in(report, "who") == [
+        ("2 persons, at most 2 rows each", "ok"),
+        ("1 rows without an id (first: row 4): fill them in, or take these rows out", "error"),
+    ]
+    assert found_in(report, "height") == [("not here: all gaps at this site", "warning")]
+    few = source.check(Schema.plain(["a"]))
+    assert few.ok
+    assert ("not in the schema, so not read: 'same', 'who', 'c'", "ok") in found_in(few, "")
+
+
+def test_check_refuses_ids_where_nobody_wrote_a_schema(tmp_path):
+    rows = [(i % 3, i) for i in range(8)]
+    source = csv_source(tmp_path / "t.csv", ["a", "patient_id"], rows)
+    assert not source.check().ok
+    assert found_in(source.check(), "patient_id")[-1] == (
+        "looks like ids or codes, which are no measurements: --drop it, or use a --schema",
+        "error",
+    )
+    for chosen in ({"drop": ["patient_id"]}, {"person": "patient_id"}):
+        assert csv_source(tmp_path / "t.csv", ["a", "patient_id"], rows, **chosen).check().ok
+    wanted = {"columns": ["a", "patient_id"]}  # the operator asked for it by name
+    assert csv_source(tmp_path / "t.csv", ["a", "patient_id"], rows, **wanted).check().ok
 
 
 def test_check_counts_ragged_rows(tmp_path):
     (tmp_path / "t.csv").write_text("a,b\n1,2\n3\n\n4,5,6\n7,8\n")
-    found = lines(DataSource(tmp_path / "t.csv").check())
-    assert found["rows with too few or too many cells"] == ("3", "warning")
+    report = DataSource(tmp_path / "t.csv").check()
+    text = "3 rows with too few or too many cells (first: row 2); each counts as null"
+    assert (text, "warning") in found_in(report, "")
 
 
-def test_check_of_rows_that_share_their_place(tmp_path):
+@pytest.mark.parametrize("schema", [None, Schema.plain(["a"])])
+def test_check_of_rows_that_share_their_place(tmp_path, schema):
     rows = [(1, 7), (2, 7), (3, None)]
     source = sqlite_source(tmp_path / "t.db", ["a", "at"], rows, key=False, order_by="at")
-    value, severity = lines(source.check())["order by 'at'"]
-    assert (value[:6], severity) == ("2 rows", "error")
+    text = "2 rows have no value of their own, so their places may change"
+    assert found_in(source.check(schema), "at") == [(text, "error")]
     source = sqlite_source(tmp_path / "t.db", ["at", "a"], rows, key=False, order_by="at")
-    assert lines(source.check())["order by 'at'"] == ("fixed", "ok")
+    assert found_in(source.check(schema), "at") == [("gives every row its place", "ok")]
 
 
-def test_check_of_ids_that_give_the_order(tmp_path):
+def test_check_of_persons_whose_ids_give_the_order(tmp_path):
     rows = [(1, 7), (2, 8)]
     source = sqlite_source(
-        tmp_path / "t.db", ["a", "at"], rows, key=False, order_by="at", record_id="at"
+        tmp_path / "t.db", ["a", "at"], rows, key=False, order_by="at", person="at"
     )
-    found = lines(source.check())
-    assert found["order by 'at'"] == ("fixed", "ok")
-    assert found["ids in 'at'"] == ("2 ids, at most 1 rows each", "ok")
+    assert found_in(source.check(), "at") == [
+        ("2 persons, at most 1 rows each", "ok"), ("gives every row its place", "ok"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -375,18 +415,59 @@ def test_check_of_ids_that_give_the_order(tmp_path):
         ("a\nx\n", "must have a column of numbers, got 'a'"),
     ],
 )
-def test_check_tells_what_schema_raises(tmp_path, text, message):
+def test_check_tells_what_a_plain_schema_raises(tmp_path, text, message):
     (tmp_path / "t.csv").write_text(text)
     report = DataSource(tmp_path / "t.csv").check()
     assert not report.ok
-    assert message in lines(report)["data"][0]
+    ((found, severity),) = found_in(report, "")
+    assert message in found
+    assert severity == "error"
 
 
 def test_nothing_usable_is_an_error(tmp_path):
     assert not csv_source(tmp_path / "t.csv", ["a"], []).check().ok
-    assert not csv_source(tmp_path / "t.csv", ["a"], [("NA",)]).check().ok
-    assert not csv_source(tmp_path / "t.csv", ["a"], [(1,)]).check(["b"]).ok
+    assert not csv_source(tmp_path / "t.csv", ["a"], [("NA",)] * 3).check().ok
+    assert not csv_source(tmp_path / "t.csv", ["a"], [(1,)] * 3).check(Schema.plain(["b"])).ok
+    assert not csv_source(tmp_path / "t.csv", ["a"], [(1,)]).check().ok  # too few
     assert not DataSource(tmp_path / "absent.parquet").check().ok
+
+
+# --- persons, schemas and dialects
+
+
+def test_rows_of_a_person_are_one_record(tmp_path):
+    rows = [("ann", 1, 10), ("bob", 2, ""), ("ann", 3, 20), ("", 9, 9), ("bob", 4, "")]
+    source = csv_source(tmp_path / "t.csv", ["who", "a", "b"], rows, person="who")
+    records = source.load(["a", "b"])
+    assert records.ids == ("ann", "bob")
+    assert records.rows.tolist() == [0, 1, 0, -1, 1]
+    assert records.X.tolist() == [[2, 15], [0, 0]]
+    assert records.present.tolist() == [True, False]
+    declared = source.load(["b"], persons=("BOB", "EVE", "ANN"), key=str.upper)
+    assert declared.X.tolist() == [[0], [0], [15]]
+    assert declared.present.tolist() == [False, False, True]
+
+
+def test_a_schema_keeps_rows_with_gaps(tmp_path):
+    age = {"name": "age", "kind": "number", "range": [0, 100]}
+    sex = {"name": "sex", "kind": "category", "values": ["F", "M"]}
+    rows = [(50, "F"), ("", "x"), ("", "")]
+    source = csv_source(tmp_path / "t.csv", ["age", "sex"], rows)
+    schema = Schema.of({"column": [age, sex]})
+    records = source.load(schema)
+    assert records.present.tolist() == [True, True, False]
+    np.testing.assert_array_equal(records.X, [[0, 1, 0, 0], [math.nan, 0, 0, 1], [math.nan] * 4])
+    # What a trial's file needs of columns is no matter of one site's own table.
+    of_trial = Schema.of({"column": [age, sex], "site": "hospital", "id": "visit"})
+    np.testing.assert_array_equal(source.load(of_trial).X, records.X)
+
+
+def test_how_a_text_file_is_written(tmp_path):
+    (tmp_path / "t.csv").write_bytes("größe;b,c\n1,5;2\n2,5;3\n".encode("latin-1"))
+    written = {"delimiter": ";", "encoding": "latin-1", "decimal": ","}
+    source = DataSource.of({"path": "t.csv", **written}, folder=tmp_path)
+    assert source.load(features(source)).X.tolist() == [[1.5, 2], [2.5, 3]]
+    assert features(source) == ("größe", "b,c")
 
 
 # --- configuration
@@ -416,6 +497,11 @@ def test_settings_of_a_file(tmp_path):
         ({"path": "a.csv", "columns": ["a", "a"]}, "columns must differ, got twice 'a'"),
         ({"path": "a.csv", "columns": ["a"], "drop": ["b"]}, "drop must be empty"),
         ({"path": "a.csv", "colour": 1}, "got 'colour'"),
+        ({"path": "a.csv", "record_id": "a"}, "got 'record_id'"),
+        ({"path": "a.csv", "person": ""}, "person must be text, got ''"),
+        ({"path": "a.csv", "delimiter": "ab"}, "delimiter must be one character"),
+        ({"path": "a.csv", "decimal": ";"}, "decimal must be '.' or ','"),
+        ({"url": "sqlite:///a.db", "table": "t", "decimal": ","}, "left out for a database"),
     ],
 )
 def test_settings_that_are_refused(tmp_path, given, message):
@@ -434,6 +520,8 @@ def test_places_that_are_not_there(tmp_path):
         DataSource(url=f"sqlite:///{tmp_path}/t.db", table="t").load(["a"])
     with pytest.raises(InvalidInput, match=r"t\.db must have columns 'b'"):
         DataSource(url=f"sqlite:///{tmp_path}/t.db", table="records", drop=["b"]).load(["a"])
+    with pytest.raises(InvalidInput, match=r"t\.db must have columns 'b'"):
+        DataSource(url=f"sqlite:///{tmp_path}/t.db", table="records", person="b").load(["a"])
     with pytest.raises(InvalidInput, match="must end in"):
         DataSource(tmp_path / "a.xls").load(["a"])
 

@@ -17,7 +17,7 @@ from dpfedc.tables.arrow_lines import ArrowLines
 from dpfedc.tables.formats import file_table
 from dpfedc.tables.sources import DataSource
 from dpfedc.tables.text_files import Dialect, Lines, whole_lines
-from dpfedc.tables.trial_tables import read_table
+from dpfedc.tables.trial_tables import read_tables
 
 reuse_folder = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -198,15 +198,15 @@ def test_hostile_files_have_the_same_slots_everywhere(tmp_path, monkeypatch, nam
     assert [None not in row for row in numbers] == records.present.tolist()
     drop = [f"c{j}" for j in range(WIDE - 2)] if name == "wide" else []
     if records.present.all():
-        assert read_table(path, drop=drop).X[:, ::-1].tolist() == records.X.tolist()
+        assert read_tables(path, drop=drop).X[:, ::-1].tolist() == records.X.tolist()
     else:  # what a site has as a null row is refused in a trial
         with pytest.raises(InvalidInput, match=r"row|finite"):
-            read_table(path, drop=drop)
+            read_tables(path, drop=drop)
 
 
 def test_a_duplicate_header_is_refused_everywhere(tmp_path):
     path = written(tmp_path, b"a,b,a\n1,2,3\n")
-    for read in (read_table, lambda p: DataSource(p).load(["a"])):
+    for read in (read_tables, lambda p: DataSource(p).load(["a"])):
         with pytest.raises(InvalidInput, match="column names must differ, got twice 'a'"):
             read(path)
 

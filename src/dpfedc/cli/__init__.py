@@ -22,6 +22,7 @@ from dpfedc.cli.plan import plan
 from dpfedc.cli.predict import predict
 from dpfedc.cli.report import report
 from dpfedc.cli.run import run
+from dpfedc.cli.schemas import schema
 from dpfedc.cli.server import server
 from dpfedc.cli.site import site
 from dpfedc.errors import DPFedCError
@@ -31,6 +32,7 @@ __all__ = ["app", "main"]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
 for _command in (demo, plan, fit, predict, evaluate, report, account):
     app.command()(_command)
+app.add_typer(schema)
 app.add_typer(experiment)
 app.add_typer(ledger)
 for _group in (server, site, run):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich import box
@@ -21,6 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dpfedc.privacy.statement import NOT_COVERED, split_subject
+
+if TYPE_CHECKING:
+    from dpfedc.tables.check import Report
 
 _WIDE = 60
 """From so many columns on, the subject of a paragraph stands beside it."""
@@ -56,14 +60,30 @@ def progress_bar(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
             bar.stop()
 
 
-def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table: names on the left, values on the right."""
+def print_table(
+    head: Sequence[str], rows: Sequence[Sequence[object]], *, words: bool = False
+) -> None:
+    """Print a table: names on the left, values on the right, unless they are words."""
     table = Table(box=box.ROUNDED, header_style="bold")
     for i, name in enumerate(head):
-        table.add_column(name, justify="right" if i else "left", overflow="fold")
+        right = i > 0 and not words
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_text(value) for value in row))
     Console().print(table)
+
+
+def print_reports(reports: Sequence[Report], *, quiet: bool = False) -> None:
+    """Print what was found in one or more tables; `quiet`: only what is worth a look."""
+    marks = {"ok": "", "warning": "look at this", "error": "cannot be used"}
+    rows = [
+        (Path(report.where).name, finding.column, finding.text, marks[finding.severity])
+        for report in reports
+        for finding in report.findings
+        if marks[finding.severity] or not quiet
+    ]
+    if rows:
+        print_table(("table", "column", "found", ""), rows, words=True)
 
 
 def print_sizes(rows: Sequence[Mapping[str, int]]) -> None:

@@ -6,16 +6,29 @@ import json
 from typing import Annotated
 
 from dpfedc.cli.console import print_sizes, print_table
-from dpfedc.cli.input_records import file_records, require_features
-from dpfedc.cli.options import Drop, Files, LabelColumn, Model, SiteColumn, flag_option
+from dpfedc.cli.input_records import Tables, for_model
+from dpfedc.cli.options import (
+    Decimal,
+    Delimiter,
+    Encoding,
+    Files,
+    LabelColumn,
+    Model,
+    PersonColumn,
+    SiteColumn,
+    flag_option,
+)
 
 
 def evaluate(
     model: Model,
     files: Files,
+    person_column: PersonColumn = None,
     site_column: SiteColumn = None,
     label_column: LabelColumn = None,
-    drop: Drop = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    decimal: Decimal = None,
     as_json: Annotated[bool, flag_option("--json", "Print one JSON object, for programs.")] = False,
 ) -> None:
     """Score a model on records.
@@ -24,18 +37,25 @@ def evaluate(
     (--label-column), accuracy, NMI and ARI. Nothing is written.
     """
     from dpfedc.model_file import ClusterModel
-    from dpfedc.report.content import model_scores, score_rows, size_rows
+    from dpfedc.report.content import model_scores, score_rows
+    from dpfedc.report.output_files import Labels
 
     fitted = ClusterModel.read(model)
-    records = file_records(
-        files, site_column=site_column, label_column=label_column, drop=drop or ()
+    tables = Tables(
+        tuple(files),
+        site_column=site_column,
+        label_column=label_column,
+        person_column=person_column,
+        delimiter=delimiter,
+        encoding=encoding,
+        decimal=decimal,
     )
-    require_features(records, fitted)
-    labels = fitted.labels(records.X)
-    found = model_scores(records.X, records.y, labels, model=fitted)
-    sizes = size_rows(labels, records.sites, len(fitted.directions))
+    records = for_model(tables, fitted)
+    labels = Labels.of(records, fitted)
+    found = model_scores(records, labels.clusters, model=fitted)
+    sizes = labels.sizes(len(fitted.directions))
     if as_json:
-        print(json.dumps({"n_records": len(labels), **found, "clusters": sizes}))
+        print(json.dumps({"n_records": len(labels.clusters), **found, "clusters": sizes}))
         return
     print_table(("score", "value"), [row[:2] for row in score_rows(found)])
     print_sizes(sizes)

@@ -8,21 +8,32 @@ from typing import Annotated
 import typer
 
 from dpfedc.cli.console import print_path
-from dpfedc.cli.input_records import DEFAULT_SITES, Deal, given_records
+from dpfedc.cli.input_records import DEFAULT_SITES, Deal, Tables, given_records
 from dpfedc.cli.options import (
+    FILES_HELP,
     PRIVACY,
     Clusters,
     ColludingSites,
+    DatabaseTable,
+    Decimal,
+    Delimiter,
     Delta,
     Drop,
+    Encoding,
     Epsilon,
     Folder,
+    Keep,
     LabelColumn,
     MinSurvivors,
     NamedData,
+    OrderBy,
+    PasswordEnv,
+    PersonColumn,
     SamplingProbability,
+    SchemaFile,
     Seed,
     SiteColumn,
+    SitesPerPerson,
     Split,
     Trust,
     Variant,
@@ -42,13 +53,8 @@ def fit(
     ctx: typer.Context,
     clusters: Clusters,
     files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="FILES",
-            help="Tables with one record per row (.csv, .tsv, .parquet, .arrow, .xlsx, .npz, "
-            ".npy). Several files: one file per site.",
-            show_default=False,
-        ),
+        list[str] | None,
+        typer.Argument(metavar="FILES", help=FILES_HELP, show_default=False),
     ] = None,
     output: Folder = Path("results"),
     seed: Seed = None,
@@ -70,9 +76,18 @@ def fit(
             show_default="NumPy",
         ),
     ] = None,
+    schema: SchemaFile = None,
+    person_column: PersonColumn = None,
     site_column: SiteColumn = None,
     label_column: LabelColumn = None,
     drop: Drop = None,
+    keep: Keep = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    decimal: Decimal = None,
+    table: DatabaseTable = None,
+    order_by: OrderBy = None,
+    password_env: PasswordEnv = None,
     variant: Annotated[
         Variant,
         typer.Option(
@@ -123,6 +138,7 @@ def fit(
             rich_help_panel=PRIVACY,
         ),
     ] = None,
+    sites_per_person: SitesPerPerson = None,
     min_survivors: MinSurvivors = None,
     colluding_sites: ColludingSites = None,
     sampling_probability: SamplingProbability = 1.0,
@@ -187,7 +203,10 @@ def fit(
 ) -> None:
     """Find clusters in the records of many sites, with noise that hides every single record.
 
-    Writes model.npz (for predict and evaluate), centres.csv, labels.csv (site, record, cluster),
+    FILES are tables: .csv or .tsv (also .gz), .parquet, .arrow, .xlsx, .npz or .npy, or a database
+    URL with --table. Several: one for each site. With --schema, tables are taken as they stand:
+    categories, gaps, several rows per person. Without it, all columns must be numbers.
+    Writes model.npz (for predict and evaluate), centres.csv, labels.csv (site, id, cluster),
     run.jsonl (what happened in each round) and report.html into the output folder.
     """
     from dpfedc.report.folder import require_results_folder
@@ -203,21 +222,29 @@ def fit(
     )
     if variant is Variant.PUBLISHED and gradient_bound is None and not no_noise:
         raise InvalidInput("--variant published needs --gradient-bound or --no-noise, got neither")
-    require_results_folder(output, inputs=files or ())
-    deal = Deal(sites, split, labels_per_site, alpha, seed or 0)
-    records = given_records(
-        files or (),
-        data,
-        n_records=n_records,
-        deal=deal,
-        site_column=site_column,
-        label_column=label_column,
-        drop=drop or (),
+    tables = Tables(
+        tuple(files or ()),
+        schema,
+        site_column,
+        label_column,
+        person_column,
+        sites_per_person,
+        tuple(drop or ()),
+        tuple(keep or ()),
+        delimiter,
+        encoding,
+        decimal,
+        table,
+        order_by,
+        password_env,
     )
+    require_results_folder(output, inputs=tables.paths)
+    deal = Deal(sites, split, labels_per_site, alpha, seed or 0)
+    given = given_records(tables, data, n_records=n_records, deal=deal)
     page = run_trial(
-        records,
+        given,
         output,
-        title=f"Clusters in {records.name}",
+        title=f"Clusters in {given.name}",
         command=ctx.obj,
         compare=compare,
         n_clusters=clusters,

@@ -1,9 +1,9 @@
-"""Records from the user's files or from a data set known by name, with a site for each."""
+"""Records from the user's tables or from a data set known by name, with a site for each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,20 +14,127 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from dpfedc.model_file import ClusterModel
+    from dpfedc.tables.schema import Schema
+    from dpfedc.tables.sources import DataSource
+    from dpfedc.tables.text_files import Dialect
+    from dpfedc.tables.trial_records import TrialRecords
 
 DEFAULT_SITES = 20
 
 
 @dataclass(frozen=True, eq=False)
-class Records:
-    """Records as rows, with the site of each, and their true labels where they are known."""
+class Given:
+    """What a trial is made with: the records, what they are called, and how they look."""
 
-    X: npt.NDArray[Any]
-    sites: npt.NDArray[Any]
-    y: npt.NDArray[Any] | None
-    feature_names: tuple[str, ...]
+    records: TrialRecords
     name: str
     image_shape: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What the options say of the user's tables: which they are and what their columns are."""
+
+    files: Sequence[str] = ()
+    schema: Path | None = None
+    site_column: str | None = None
+    label_column: str | None = None
+    person_column: str | None = None
+    sites_per_person: int | None = None
+    drop: Sequence[str] = ()
+    keep: Sequence[str] = ()
+    delimiter: str | None = None
+    encoding: str | None = None
+    decimal: str | None = None
+    table: str | None = None
+    order_by: str | None = None
+    password_env: str | None = None
+
+    @property
+    def dialect(self) -> Dialect:
+        """Return how text files are written."""
+        from dpfedc.tables.text_files import Dialect
+
+        given = {name: getattr(self, name) for name in ("delimiter", "encoding", "decimal")}
+        return Dialect(**{name: value for name, value in given.items() if value is not None})
+
+    @property
+    def sources(self) -> list[str | DataSource]:
+        """Return files by their paths, and databases with what is needed to read them."""
+        from dpfedc.tables.sources import DataSource
+
+        named = ("table", "order_by", "password_env")
+        options = {name: getattr(self, name) for name in named}
+        found: list[str | DataSource] = [
+            DataSource(url=file, **options) if "://" in file else file for file in self.files
+        ]
+        unused = [name for name, value in options.items() if value is not None]
+        if unused and not any("://" in file for file in self.files):
+            raise InvalidInput(f"--{unused[0].replace('_', '-')} is for a database, got files")
+        return found
+
+    def read(self, schema: Schema | None = None, *, all_columns: bool = True) -> TrialRecords:
+        """Return the records of the tables, by a schema if there is one."""
+        from dpfedc.tables.schema import Schema
+        from dpfedc.tables.trial_tables import read_encoded, read_tables
+
+        if self.schema is not None:
+            schema = Schema.read(self.schema)
+        if schema is None:
+            found = read_tables(
+                self.sources,
+                site_column=self.site_column,
+                label_column=self.label_column,
+                person_column=self.person_column,
+                drop=self.drop,
+                keep=self.keep,
+                dialect=self.dialect,
+            )
+            return replace(found, sites_per_person=self.sites_per_person or 1)
+        if self.drop or self.keep:
+            raise InvalidInput("--drop and --keep are not for a schema, which names what is read")
+        schema = schema.without(self.label_column).having(
+            site=self.site_column or (schema.site if len(self.files) == 1 else None),
+            person=self.person_column or schema.person,
+            sites_per_person=self.sites_per_person or schema.sites_per_person,
+        )
+        found = read_encoded(
+            self.sources,
+            schema,
+            label_column=self.label_column,
+            dialect=self.dialect,
+            all_columns=all_columns,
+        )
+        if all_columns:
+            self._tell(schema)
+        return found
+
+    def _tell(self, schema: Schema) -> None:
+        """Print what is worth a look in the tables; refuse them for what cannot be meant."""
+        from dpfedc.cli.console import print_reports
+        from dpfedc.tables.check import ERROR, checked_tables
+        from dpfedc.tables.trial_tables import opened_tables
+
+        opened = opened_tables(self.sources, schema.site, self.dialect)
+        reports = checked_tables(list(opened.values()), schema)
+        for report in reports:
+            for finding in report.findings:
+                if finding.severity == ERROR:
+                    name = f"column {finding.column!r}: " if finding.column else ""
+                    raise InvalidInput(f"{report.where}: {name}{finding.text}")
+        print_reports(reports, quiet=True)
+
+    @property
+    def name(self) -> str:
+        """Return what the records are called."""
+        one = len(self.files) == 1
+        return Path(self.files[0]).name if one else f"{len(self.files)} files"
+
+    @property
+    def paths(self) -> list[Path]:
+        """Return the files that are read, which no output may replace."""
+        paths = [Path(file) for file in self.files if "://" not in file]
+        return paths if self.schema is None else [*paths, self.schema]
 
 
 @dataclass(frozen=True)
@@ -49,7 +156,7 @@ class Deal:
         rng = np.random.default_rng(self.seed)
         n_sites = DEFAULT_SITES if self.n_sites is None else self.n_sites
         if self.split is Split.KMEANS:
-            return kmeans_cells(X, n_sites, rng=rng)
+            return kmeans_cells(np.nan_to_num(X), n_sites, rng=rng)
         if self.split is None or self.split is Split.IID:
             return iid(len(X), n_sites, rng=rng)
         if y is None:
@@ -60,70 +167,77 @@ class Deal:
 
 
 def given_records(
-    files: Sequence[Path],
-    data: NamedData | None,
-    *,
-    n_records: int | None,
-    deal: Deal,
-    site_column: str | None,
-    label_column: str | None,
-    drop: Sequence[str],
-) -> Records:
-    """Return the records of files or of a data set known by name, whichever is given."""
-    if data is None and not files:
+    tables: Tables, data: NamedData | None, *, n_records: int | None, deal: Deal
+) -> Given:
+    """Return the records of tables or of a data set known by name, whichever is given."""
+    if data is None and not tables.files:
         raise InvalidInput("fit needs FILES or --data, got neither")
     if data is None:
         if n_records is not None:
             raise InvalidInput(f"--n-records needs --data, got FILES and --n-records {n_records}")
-        return file_records(
-            files, site_column=site_column, label_column=label_column, drop=drop, deal=deal
-        )
-    if files or site_column or label_column or drop:
-        got = "FILES" if files else "--site-column, --label-column or --drop"
+        return file_records(tables, deal)
+    if tables != Tables():
+        got = "FILES" if tables.files else "--site-column, --label-column or the like"
         raise InvalidInput(f"--data brings its own records and labels, got {got} as well")
     return named_records(data, n_records=n_records, deal=deal)
 
 
-def file_records(
-    files: Sequence[Path],
-    *,
-    site_column: str | None = None,
-    label_column: str | None = None,
-    drop: Sequence[str] = (),
-    deal: Deal | None = None,
-) -> Records:
-    """Return the records of the user's files; a deal is for one file without sites."""
-    from dpfedc.tables.trial_tables import read_tables
-
+def file_records(tables: Tables, deal: Deal | None = None) -> Given:
+    """Return the records of the user's tables; a deal is for one file without sites."""
     dealt = deal is not None and (deal.n_sites is not None or deal.split is not None)
-    if dealt and (len(files) > 1 or site_column is not None):
-        got = f"{len(files)} files" if len(files) > 1 else f"--site-column {site_column}"
+    if dealt and (len(tables.files) > 1 or tables.site_column is not None):
+        several = len(tables.files) > 1
+        got = f"{len(tables.files)} files" if several else f"--site-column {tables.site_column}"
         raise InvalidInput(f"--sites and --split need one file without sites, got {got}")
-    table = read_tables(files, site_column=site_column, label_column=label_column, drop=drop)
-    sites = deal.sites(table.X, table.y) if deal is not None and dealt else table.sites
-    assert sites is not None  # read_tables takes a file without sites as a site
-    name = files[0].name if len(files) == 1 else f"{len(files)} files"
-    return Records(table.X, sites, table.y, table.feature_names, name)
+    records = tables.read()
+    if deal is not None and dealt:
+        records = replace(records, sites=deal.sites(records.X, records.y))
+    return Given(records, tables.name)
 
 
-def named_records(name: NamedData, *, n_records: int | None, deal: Deal) -> Records:
+def named_records(name: NamedData, *, n_records: int | None, deal: Deal) -> Given:
     """Return the records of a data set known by name, dealt to simulated sites."""
     from dpfedc.research.datasets import load
+    from dpfedc.tables.trial_records import TrialRecords
 
     subset = {} if n_records is None else {"n_records": n_records, "seed": deal.seed}
     data = load(name, **subset)
     sites = deal.sites(data.X, data.y)
-    return Records(data.X, sites, data.y, data.feature_names, data.name, data.image_shape)
+    records = TrialRecords(data.X, sites, data.y, data.feature_names)
+    return Given(records, data.name, data.image_shape)
 
 
-def require_features(records: Records, model: ClusterModel) -> None:
-    """Say how the records' features differ from those the model was made from.
+def for_model(tables: Tables, model: ClusterModel) -> TrialRecords:
+    """Return the records of tables as a model takes them: columns by name, others left out.
 
-    Names are compared where both sides have them: arrays without names are called x0, x1, ...
+    Arrays without names, which are called x0, x1, ..., are taken in their order.
     """
-    got, n_expected = records.feature_names, len(model.center)
+    if model.schema is not None:
+        schema, columns = model.schema, _columns(tables)
+        if schema.person is not None and not tables.person_column:
+            here = all(schema.person in names for names in columns)
+            schema = schema if here else schema.without_persons()
+        return tables.read(schema, all_columns=False)
+    wanted, columns = model.feature_names or (), _columns(tables)
+    if all(set(wanted) <= set(names) for names in columns):
+        roles = {tables.site_column, tables.label_column, tables.person_column}
+        extra = {name for names in columns for name in names if name not in {*wanted, *roles}}
+        tables = replace(tables, drop=tuple(extra), keep=wanted)
+    return _in_order(tables.read(), model)
+
+
+def _columns(tables: Tables) -> list[list[str]]:
+    """Return the columns of each table that may be left out."""
+    from dpfedc.tables.trial_tables import opened_tables
+
+    opened = opened_tables(tables.sources, None, tables.dialect)
+    return [[n for n in table.columns if n not in table.keys] for table in opened.values()]
+
+
+def _in_order(records: TrialRecords, model: ClusterModel) -> TrialRecords:
+    got, n_expected = records.feature_names or (), len(model.center)
+    expected = model.feature_names or ()
     if len(got) != n_expected:
-        expected = model.feature_names or ()
         lost = [name for name in expected if name not in got]
         new = [name for name in got if name not in expected]
         details = f": missing {_listed(lost)}; unexpected {_listed(new)}" if expected else ""
@@ -131,15 +245,12 @@ def require_features(records: Records, model: ClusterModel) -> None:
             f"the records must have the model's {n_expected} features, got {len(got)}{details}"
         )
     unnamed = tuple(f"x{f}" for f in range(n_expected))
-    expected = model.feature_names or unnamed
-    if unnamed in (got, expected):
-        return
-    for f, (name, wanted) in enumerate(zip(got, expected, strict=True), start=1):
-        if name != wanted:
-            raise InvalidInput(
-                f"the records must have the model's features in order, got {name!r} as number {f}, "
-                f"expected {wanted!r}"
-            )
+    if unnamed in (got, expected) or not expected or got == expected:
+        return records
+    if set(got) != set(expected):
+        lost = [name for name in expected if name not in got]
+        raise InvalidInput(f"the records must have the model's features: missing {_listed(lost)}")
+    return replace(records, X=records.X[:, [got.index(name) for name in expected]])
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import typer
 
 from dpfedc.errors import InvalidInput
 
-_COLUMNS, PRIVACY = "Columns", "Privacy"
+_COLUMNS, _READING, PRIVACY = "Columns", "How tables are read", "Privacy"
 
 DEFAULT_EPSILON = 1.0
 
@@ -106,12 +106,94 @@ Folder = Annotated[Path, typer.Option(metavar="FOLDER", help="The folder for the
 Model = Annotated[
     Path, typer.Argument(metavar="MODEL", help="The model.npz that `dpfedc fit` wrote.")
 ]
-Files = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="FILES",
-        help="Tables with one record per row (.csv, .tsv, .parquet, .arrow, .xlsx, .npz, .npy). "
-        "Several files: one file per site.",
+FILES_HELP = (
+    "Tables: .csv, .tsv (also .gz), .parquet, .arrow, .xlsx, .npz or .npy files, or a database URL "
+    "with --table. Several: one for each site."
+)
+Files = Annotated[list[str], typer.Argument(metavar="FILES", help=FILES_HELP)]
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--schema",
+        metavar="FILE",
+        help="What the columns are, in TOML: ranges, categories, persons, gaps. `dpfedc schema "
+        "draft` makes a first one.",
+        rich_help_panel=_COLUMNS,
+        show_default="all columns are numbers",
+    ),
+]
+PersonColumn = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The column with a person's id. All rows of a person become one record, and the "
+        "person is what epsilon protects.",
+        rich_help_panel=_COLUMNS,
+        show_default="the schema's, or each row is a record",
+    ),
+]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="A column to cluster though it looks like ids or codes. Repeat it for more columns.",
+        rich_help_panel=_COLUMNS,
+        show_default=False,
+    ),
+]
+Delimiter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CHARACTER",
+        help="What separates the cells of a text file: , ; | or tab.",
+        rich_help_panel=_READING,
+        show_default="what the header has",
+    ),
+]
+Encoding = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="How a text file is encoded, such as latin-1.",
+        rich_help_panel=_READING,
+        show_default="utf-8",
+    ),
+]
+Decimal = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CHARACTER",
+        help="The decimal mark of a text file's numbers, . or a comma.",
+        rich_help_panel=_READING,
+        show_default=".",
+    ),
+]
+DatabaseTable = Annotated[
+    str | None,
+    typer.Option(
+        "--table",
+        metavar="NAME",
+        help="The table or view of a database.",
+        show_default=False,
+        rich_help_panel=_READING,
+    ),
+]
+OrderBy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The column that orders a database table without a primary key.",
+        show_default=False,
+        rich_help_panel=_READING,
+    ),
+]
+PasswordEnv = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The environment variable with the database's password.",
+        show_default=False,
+        rich_help_panel=_READING,
     ),
 ]
 SiteColumn = Annotated[
@@ -136,7 +218,8 @@ Drop = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="A column to leave out. Repeat it for more columns. All others must be numbers.",
+        help="Without a schema: a column to leave out. Repeat it for more columns. All others must "
+        "be numbers.",
         rich_help_panel=_COLUMNS,
         show_default=False,
     ),
@@ -200,20 +283,22 @@ ColludingSites = Annotated[
     ),
 ]
 WhatIsProtected = Annotated[
-    Unit,
+    Unit | None,
     typer.Option(
         "--unit",
         metavar="UNIT",
         help="What epsilon protects: record, or person (all rows of a person at once; every site "
         "makes one record of them).",
+        show_default="the schema's, or record",
         rich_help_panel=PRIVACY,
     ),
 ]
 SitesPerPerson = Annotated[
-    int,
+    int | None,
     count_option(
-        "With --unit person: the most sites at which one person may have rows. More sites need "
-        "more noise.",
+        "Where persons are protected: the most sites at which one person may have rows. More sites "
+        "need more noise.",
+        show_default="the schema's, or 1",
         rich_help_panel=PRIVACY,
     ),
 ]

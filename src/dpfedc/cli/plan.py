@@ -17,6 +17,7 @@ from dpfedc.cli.options import (
     Epsilon,
     MinSurvivors,
     SamplingProbability,
+    SchemaFile,
     SitesPerPerson,
     Trust,
     Unit,
@@ -46,8 +47,12 @@ def plan(
             show_default=False,
         ),
     ],
-    features: Annotated[int, count_option("How many columns a record has.", show_default=False)],
     clusters: Clusters,
+    features: Annotated[
+        int | None,
+        count_option("How many columns of numbers a record has.", show_default="the schema's"),
+    ] = None,
+    schema: SchemaFile = None,
     sites: Annotated[
         int | None,
         count_option("How many sites share the records evenly.", show_default=False),
@@ -57,8 +62,8 @@ def plan(
     trust: WhoIsTrusted = Trust.LOCAL,
     min_survivors: MinSurvivors = None,
     colluding_sites: ColludingSites = None,
-    unit: WhatIsProtected = Unit.RECORD,
-    sites_per_person: SitesPerPerson = 1,
+    unit: WhatIsProtected = None,
+    sites_per_person: SitesPerPerson = None,
     sampling_probability: SamplingProbability = 1.0,
     rounds: Annotated[
         int | None,
@@ -90,7 +95,12 @@ def plan(
     records for the privacy you want, before you ask anyone for data.
     """
     from dpfedc.clustering.plan_text import plan_in_words
+    from dpfedc.clustering.run_plan import Federation
+    from dpfedc.tables.schema import Schema
 
+    if (features is None) == (schema is None):
+        raise InvalidInput("either --features or --schema must be given, and not both")
+    table = None if schema is None else Schema.read(schema)
     sizes = records_per_site(records, sites)
     settings = {
         **privacy_settings(
@@ -101,8 +111,8 @@ def plan(
             colluding_sites=colluding_sites,
             sampling_probability=sampling_probability,
         ),
-        "unit": str(unit),
-        "sites_per_person": sites_per_person,
+        "unit": str(unit or (table.unit if table else Unit.RECORD)),
+        "sites_per_person": sites_per_person or (table.sites_per_person if table else 1),
         "n_clusters": clusters,
         "n_rounds": "auto" if rounds is None else rounds,
         "sites_per_round": sites_per_round,
@@ -113,7 +123,9 @@ def plan(
 
         require_plan_path(json)
     require_feasible(int(sizes.sum()), len(sizes), clusters, sites_per_round, sampling_probability)
-    run_plan, facts, target = planned(settings, features, sizes)
+    n_features = features if table is None else len(table.features)
+    layout = None if table is None else table.layout
+    run_plan, facts, target = planned(settings, Federation(n_features or 1, sizes, layout))
     print_paragraphs(plan_in_words(run_plan, facts, target))
     if json is not None and run_plan.privacy is not None:
         json.parent.mkdir(parents=True, exist_ok=True)
@@ -156,14 +168,13 @@ def require_feasible(
 
 
 def planned(
-    settings: Mapping[str, Any], n_features: int, records_per_site: npt.NDArray[np.int64]
+    settings: Mapping[str, Any], facts: Federation
 ) -> tuple[RunPlan, Federation, PrivacyTarget | None]:
     """Return the plan that the estimator makes from these settings, and what it is made from."""
     from dpfedc.clustering.registry import method_named
-    from dpfedc.clustering.run_plan import Federation
     from dpfedc.settings import PrivacyTarget
 
-    facts, target = Federation(n_features, records_per_site), None
+    target = None
     if settings["epsilon"] is not None:
         names = {f.name for f in fields(PrivacyTarget)}
         target = PrivacyTarget(**{name: settings[name] for name in names})

@@ -8,8 +8,20 @@ from typing import Annotated
 import typer
 
 from dpfedc.cli.console import print_path, print_sizes
-from dpfedc.cli.input_records import file_records, require_features
-from dpfedc.cli.options import Drop, Files, LabelColumn, Model, SiteColumn
+from dpfedc.cli.input_records import Tables, for_model
+from dpfedc.cli.options import (
+    DatabaseTable,
+    Decimal,
+    Delimiter,
+    Encoding,
+    Files,
+    LabelColumn,
+    Model,
+    OrderBy,
+    PasswordEnv,
+    PersonColumn,
+    SiteColumn,
+)
 
 
 def predict(
@@ -18,26 +30,41 @@ def predict(
     output: Annotated[
         Path, typer.Option(metavar="FILE", help="The CSV file for the labels.")
     ] = Path("labels.csv"),
+    person_column: PersonColumn = None,
     site_column: SiteColumn = None,
     label_column: LabelColumn = None,
-    drop: Drop = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    decimal: Decimal = None,
+    table: DatabaseTable = None,
+    order_by: OrderBy = None,
+    password_env: PasswordEnv = None,
 ) -> None:
     """Say to which cluster each new record belongs.
 
-    The files must have the features that the model was made from. Writes one row per record, in
-    the order of the input: its site, its number at the site, its cluster.
+    The tables must have the columns that the model was made from, which are found by their names;
+    others are not read. Writes one row per record or person, in the order of the input: its site,
+    its id or number at the site, its cluster.
     """
     from dpfedc.model_file import ClusterModel
-    from dpfedc.report.content import size_rows
-    from dpfedc.report.output_files import require_labels_path, write_labels
+    from dpfedc.report.output_files import Labels, require_labels_path
 
-    require_labels_path(output, inputs=(model, *files))
-    fitted = ClusterModel.read(model)
-    records = file_records(
-        files, site_column=site_column, label_column=label_column, drop=drop or ()
+    tables = Tables(
+        tuple(files),
+        site_column=site_column,
+        label_column=label_column,
+        person_column=person_column,
+        delimiter=delimiter,
+        encoding=encoding,
+        decimal=decimal,
+        table=table,
+        order_by=order_by,
+        password_env=password_env,
     )
-    require_features(records, fitted)
-    labels = fitted.labels(records.X)
-    write_labels(output, records.sites, labels)
-    print_sizes(size_rows(labels, records.sites, len(fitted.directions)))
+    require_labels_path(output, inputs=(model, *tables.paths))
+    fitted = ClusterModel.read(model)
+    records = for_model(tables, fitted)
+    labels = Labels.of(records, fitted)
+    labels.write(output)
+    print_sizes(labels.sizes(len(fitted.directions)))
     print_path("Labels", output)

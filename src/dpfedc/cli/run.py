@@ -11,6 +11,7 @@ import typer
 
 from dpfedc.cli.console import print_paragraphs, print_path, print_sentence
 from dpfedc.cli.options import number_option
+from dpfedc.errors import DataUnavailable
 
 if TYPE_CHECKING:
     from dpfedc.deployment.agreement import Agreement
@@ -57,7 +58,8 @@ def start(
     from dpfedc.deployment.runs import await_sites, chosen_sites, proposal
     from dpfedc.deployment.server_folder import ServerFolder
 
-    text = plan.read_text(encoding="utf-8")
+    if not plan.is_file():
+        raise DataUnavailable(f"{plan} must be a plan, a TOML file")
     folder = ServerFolder.open(server)
     names = chosen_sites(folder, site or ())
     transport = FlowerTransport(folder)
@@ -67,7 +69,7 @@ def start(
         wait,
         on_change=lambda here: print_sentence(f"Sites online: {len(here)} of {len(names)}."),
     )
-    _carried_out(folder, transport, proposal(folder, transport, text, names), wait)
+    _carried_out(folder, transport, proposal(folder, transport, plan, names), wait)
 
 
 @run.command()
@@ -100,8 +102,10 @@ def _carried_out(
 ) -> None:
     from dpfedc.deployment.coordinator import Coordinator
     from dpfedc.deployment.runs import acceptances, publish, run_folder
+    from dpfedc.report.folder import CENTERS_NAME, write_page
+    from dpfedc.report.output_files import centers_table
     from dpfedc.report.promise import privacy_paragraphs
-    from dpfedc.whole_files import locked
+    from dpfedc.whole_files import locked, write_whole
 
     path, short = run_folder(folder, agreement), agreement.digest[:12]
     with locked(path / "lock", refusal=f"run {short} is under way in another process"):
@@ -115,9 +119,12 @@ def _carried_out(
                 agreement, transport, path, key=folder.receipt_key, on_event=on_event
             ).run()
         have = publish(transport, agreement, path)
+    write_whole(path / CENTERS_NAME, centers_table(finished.model))
+    page = write_page(path)
     print_paragraphs(privacy_paragraphs(finished.record))
     print_sentence(f"Sites that have the model: {', '.join(sorted(have)) or 'none'}.")
     print_path("Results", path)
+    print_path("Report", page)
 
 
 def _say_acceptances(agreement: Agreement) -> Callable[[set[str], object], None]:

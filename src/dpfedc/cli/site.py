@@ -91,7 +91,8 @@ def status(folder: SiteFolderArgument) -> None:
     from dpfedc.deployment.site_folder import MODEL, SiteFolder
 
     opened = SiteFolder.open(folder)
-    print_paragraphs([f"Site: {opened.name}, {opened.records:,} records, server {opened.server}."])
+    unit = "records" if opened.persons is None else "persons"
+    print_paragraphs([f"Site: {opened.name}, {opened.records:,} {unit}, server {opened.server}."])
     rows = []
     for run in opened.offered():
         state = "accepted" if opened.is_accepted(run) else "waits for you: dpfedc site accept"
@@ -164,7 +165,7 @@ def labels(
     from dpfedc.deployment.site_folder import MODEL, SiteFolder
     from dpfedc.errors import DataUnavailable
     from dpfedc.model_file import ClusterModel
-    from dpfedc.report.output_files import require_labels_path, write_labels
+    from dpfedc.report.output_files import RECORD, Labels, require_labels_path
 
     opened = SiteFolder.open(folder)
     digest = opened.resolve(run)
@@ -176,12 +177,16 @@ def labels(
         )
     require_labels_path(output, inputs=(path,))
     model = ClusterModel.read(path)
-    records = opened.source.load(opened.agreement(digest).schema)
+    agreement = opened.agreement(digest)
+    records = opened.source.load(agreement.schema or agreement.features)
     assigned = np.where(records.present, model.labels(records.X), -1)
-    write_labels(output, np.full(len(assigned), opened.name), assigned)
+    schema = opened.schema
+    name = (schema.person or schema.id) if schema is not None else opened.source.person
+    Labels(np.full(len(assigned), opened.name), assigned, records.ids, name or RECORD).write(output)
     null = int((~records.present).sum())
     if null:
-        print_sentence(f"{null:,} records without a number in every column have the label -1.")
+        without = "with gaps" if schema is None else "without any value"
+        print_sentence(f"{null:,} records {without} have the label -1.")
     print_path("Labels", output)
 
 

@@ -8,13 +8,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpfedc.cli.console import print_path, print_sentence, print_table
-from dpfedc.cli.options import flag_option, number_option
+from dpfedc.cli.console import print_path, print_reports, print_sentence
+from dpfedc.cli.options import (
+    DatabaseTable,
+    Decimal,
+    Delimiter,
+    Drop,
+    Encoding,
+    OrderBy,
+    PasswordEnv,
+    PersonColumn,
+    SchemaFile,
+    flag_option,
+    number_option,
+)
 
 if TYPE_CHECKING:
-    from dpfedc.tables.check import Report
+    from dpfedc.tables.persons import DeclaredPersons
+    from dpfedc.tables.schema import Schema
+    from dpfedc.tables.sources import DataSource
 
-_DATA = "Records"
 SiteFolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The site's folder.")]
 
 
@@ -35,10 +48,9 @@ def init(
         str,
         typer.Option(
             metavar="FILE|URL",
-            help="The records: a file (.csv, .tsv, .parquet, .arrow, .xlsx, .npz, .npy), or a "
+            help="The table: a .csv, .tsv, .parquet, .arrow, .xlsx, .npz or .npy file, or a "
             "database URL.",
             show_default=False,
-            rich_help_panel=_DATA,
         ),
     ],
     cap_epsilon: Annotated[
@@ -73,60 +85,24 @@ def init(
             show_default="--name",
         ),
     ] = None,
-    table: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The table or view of the database.",
-            show_default=False,
-            rich_help_panel=_DATA,
-        ),
-    ] = None,
+    schema: SchemaFile = None,
+    person_column: PersonColumn = None,
+    drop: Drop = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    decimal: Decimal = None,
+    table: DatabaseTable = None,
     table_schema: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The schema that the table is in.",
+            help="The database's schema that the table is in.",
             show_default="the database's default",
-            rich_help_panel=_DATA,
+            rich_help_panel="How tables are read",
         ),
     ] = None,
-    order_by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The column that orders a table without a primary key.",
-            show_default=False,
-            rich_help_panel=_DATA,
-        ),
-    ] = None,
-    drop: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="A column that is no feature. Repeat it for more columns.",
-            show_default=False,
-            rich_help_panel=_DATA,
-        ),
-    ] = None,
-    record_id: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The column that says which rows belong to the same person.",
-            show_default=False,
-            rich_help_panel=_DATA,
-        ),
-    ] = None,
-    password_env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The environment variable with the database's password.",
-            show_default=False,
-            rich_help_panel=_DATA,
-        ),
-    ] = None,
+    order_by: OrderBy = None,
+    password_env: PasswordEnv = None,
 ) -> None:
     """Make the folder of a new site: a key, a ledger with a lifetime cap, and where records are.
 
@@ -137,8 +113,11 @@ def init(
     from dpfedc.deployment.site_folder import SiteFolder
     from dpfedc.errors import InvalidInput
     from dpfedc.privacy.ledger import BasicCap, GaussianCap
+    from dpfedc.tables.schema import Schema
     from dpfedc.tables.sources import DataSource
 
+    if folder.exists() and any(folder.iterdir()):
+        raise InvalidInput(f"{folder} must be a new or empty folder, got one with content")
     if insecure == (ca is not None):
         raise InvalidInput("either --ca or --insecure must be given, and not both")
     given: dict[str, Any] = {
@@ -146,14 +125,24 @@ def init(
         "table_schema": table_schema,
         "order_by": order_by,
         "drop": drop or None,
-        "record_id": record_id,
+        "person": person_column if schema is None else None,
         "password_env": password_env,
+        "delimiter": delimiter,
+        "encoding": encoding,
+        "decimal": decimal,
     }
     settings = {**_place(data), **{key: value for key, value in given.items() if value is not None}}
-    report = DataSource.of(settings, folder=folder.resolve()).check()
-    print_report(report)
+    described = None if schema is None else Schema.read(schema).for_site()
+    if described is not None and person_column not in (None, described.person):
+        raise InvalidInput(
+            f"--person-column must be the schema's, {described.person!r}, got {person_column!r}"
+        )
+    source = DataSource.of(settings, folder=folder.resolve())
+    report = source.check(described)
+    print_reports([report])
     if not report.ok:
         raise InvalidInput(f"{data} cannot be used; the table above says why")
+    persons = _declared(source, described)
     kind = GaussianCap if cap_kind is CapKind.GAUSSIAN else BasicCap
     made = SiteFolder.create(
         folder,
@@ -161,12 +150,15 @@ def init(
         server=server,
         authority=ca,
         data=settings,
-        records=report.n_rows,
+        records=report.n_records,
         cap=kind(cap_epsilon, cap_delta),
         holding=holding or name,
+        schema=schema,
+        persons=persons,
     )
+    unit = "records" if persons is None else "persons"
     print_sentence(
-        f"{name} will declare {report.n_rows:,} records, which everyone in the federation learns."
+        f"{name} will declare {report.n_records:,} {unit}, which everyone in the federation learns."
     )
     public = made.path / "site.pub"
     print_path("Send to the server's operator", public)
@@ -176,26 +168,60 @@ def init(
 def check(
     folder: SiteFolderArgument,
     declare: Annotated[
-        bool, flag_option("--declare", "Declare the number of rows found, from the next run on.")
+        bool, flag_option("--declare", "Declare the rows or persons found, from the next run on.")
     ] = False,
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --declare: take this schema from the next run on.",
+            show_default="the one that the site has",
+        ),
+    ] = None,
 ) -> None:
     """Read the records and say what is in them. Nothing is sent."""
     from dpfedc.deployment.site_folder import SiteFolder
     from dpfedc.errors import InvalidInput
+    from dpfedc.privacy.ledger import Ledger
+    from dpfedc.tables.schema import Schema
 
+    if schema is not None and not declare:
+        raise InvalidInput("--schema needs --declare, as the slots may be others then")
     opened = SiteFolder.open(folder)
-    report = opened.source.check()
-    print_report(report)
+    described = opened.schema if schema is None else Schema.read(schema).for_site()
+    report = opened.source.check(described)
+    print_reports([report])
     if not report.ok:
         raise InvalidInput(f"{opened.source.where} cannot be used; the table above says why")
     if declare:
-        opened = opened.declaring(report.n_rows)
-    if opened.records != report.n_rows:
-        raise InvalidInput(
-            f"{opened.name} declares {opened.records:,} records, but there are "
-            f"{report.n_rows:,}; use --declare, or take rows off"
-        )
-    print_sentence(f"{opened.name} declares {opened.records:,} records.")
+        persons = _declared(opened.source, described)
+        opened = opened.declaring(report.n_records, persons, schema)
+        with Ledger.open(opened.ledger) as ledger:
+            if ledger.unit != opened.unit:
+                print_sentence(
+                    f"Its ledger is for unit {ledger.unit}, its slots are {opened.unit}s now. "
+                    "Before it takes part: dpfedc ledger change-unit"
+                )
+    unit = "records" if opened.persons is None else "persons"
+    if not declare and opened.records != report.n_records:
+        found = f"{opened.name} declares {opened.records:,} {unit}, and there are "
+        if opened.persons is None:
+            raise InvalidInput(f"{found}{report.n_records:,}; use --declare, or take rows off")
+        print_sentence(f"{found}{report.n_records:,}. Who is not declared is left out: --declare.")
+    print_sentence(f"{opened.name} declares {opened.records:,} {unit}.")
+
+
+def _declared(source: DataSource, schema: Schema | None) -> DeclaredPersons | None:
+    """Return the persons of the table, who become the site's slots."""
+    from dpfedc.tables.encode import encoded_table
+    from dpfedc.tables.persons import DeclaredPersons
+    from dpfedc.tables.schema import Schema
+
+    person = source.person if schema is None else schema.person
+    if person is None:
+        return None
+    ids = encoded_table(source.opened(), Schema((), person=person)).ids
+    return DeclaredPersons.of(ids or ())
 
 
 def _place(data: str) -> dict[str, str]:
@@ -206,12 +232,3 @@ def _place(data: str) -> dict[str, str]:
     if not start and file:
         return {"url": f"sqlite:///{Path(file).resolve()}"}
     return {"url": data}
-
-
-def print_report(report: Report) -> None:
-    """Print what was found in the records."""
-    marks = {"ok": "", "warning": "look at this", "error": "cannot be used"}
-    print_table(
-        ("what", "found", ""),
-        [(label, value, marks[severity]) for label, value, severity in report.lines],
-    )

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfedc.cli.console import print_paragraphs, print_sentence, print_table, progress_bar
-from dpfedc.cli.input_records import Records
+from dpfedc.cli.input_records import Given
 
 if TYPE_CHECKING:
     from dpfedc.engine.run_record import RoundRecord, RunRecord
 
 
 def run_trial(
-    records: Records,
+    given: Given,
     folder: Path,
     *,
     title: str,
@@ -34,7 +34,9 @@ def run_trial(
     from dpfedc.estimators.dp_fedc import DPFedC
     from dpfedc.report.content import with_scores
     from dpfedc.report.folder import write_results
+    from dpfedc.report.output_files import Labels
 
+    records = given.records
     with progress_bar("Clustering", "rounds") as tell:
         numbers = count(1)
 
@@ -45,19 +47,22 @@ def run_trial(
             tell(number, n_rounds)
 
         estimator = DPFedC(**settings, on_round=on_round)
-        estimator.fit(records.X, records.y, sites=records.sites)
+        estimator.fit_records(records)
+    model = replace(estimator.model_, feature_names=records.feature_names)
+    there = slice(None) if records.present is None else records.present
+    X = model.seen(records.X)[there]
+    y = None if records.y is None else records.y[there]
     pooled = None
     if compare:
         from sklearn.cluster import KMeans
 
         seed = settings["random_state"] or 0
         kmeans = KMeans(settings["n_clusters"], n_init=10, random_state=seed)
-        pooled = kmeans.fit_predict(records.X)
+        pooled = kmeans.fit_predict(X)
     record = with_scores(
-        estimator.history_, records.X, records.y, estimator.labels_, pooled_labels=pooled
-    ).with_results(title=title, command=shlex.join(command), image_shape=records.image_shape)
-    model = replace(estimator.model_, feature_names=records.feature_names)
-    page = write_results(folder, model, record, records.sites, estimator.labels_)
+        estimator.history_, X, y, estimator.record_labels_[there], pooled_labels=pooled
+    ).with_results(title=title, command=shlex.join(command), image_shape=given.image_shape)
+    page = write_results(folder, model, record, Labels.of(records, model, estimator.record_labels_))
     print_outcome(record)
     return page
 

@@ -103,6 +103,8 @@ class Centers(Stage):
     noise_std: float = 0.0
     bounded: bool = False
     """Whether records have norm at most 1 (they have after scaling), so that phi is bounded."""
+    nearest: bool = False
+    """Whether `W` holds centres, and the first round goes by the nearest of them, too."""
     name = "centres"
     reads = (*VIEW, "W", "centers")
 
@@ -155,7 +157,7 @@ class Centers(Stage):
         xp = array_namespace(batch.X)
         squares = batch.memory["plain_squares"]
         plain = replace(full, squared_norms=squares, constant=0.0, basis=None)
-        if t == 1:
+        if t == 1 and not self.nearest:
             H = membership_matrix(
                 full, broadcast(state, "W"), penalty=self.penalty, steps=self.final_steps
             )

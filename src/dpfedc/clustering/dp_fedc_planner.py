@@ -19,8 +19,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from dpfedc.clustering.centers import Centers, Lengths
+from dpfedc.clustering.column_spread import column_stages, declared_columns
 from dpfedc.clustering.factorization import Factorization
+from dpfedc.clustering.merged_cells import Cells
 from dpfedc.clustering.method import (
+    Float,
     Method,
     Plan,
     Settings,
@@ -83,6 +86,7 @@ SETTINGS: Mapping[str, Setting] = {
     "momentum": number("auto", free=AUTO, least=0, below=1),
     "gradient_bound": number(None, free=(None,), above=0, deployed=False),
     "n_restarts": whole(1, 1, deployed=False),
+    "cells": whole("auto", 1, 10_000, free=(None, "auto")),
 }
 """All that may be set. "auto" and None leave the choice to the plan."""
 CLIP_NORM, STEP = 0.03, 24.0
@@ -96,10 +100,15 @@ LOW_DIMENSION = 50
 """Up to so many features, directions alone do not tell clusters apart and Lloyd rounds pay."""
 REFINE_ROUNDS = 6
 SUBSPACE_DIMENSIONS, SUBSPACE_ROUNDS = 40, 10
-SHARES = {"bound": 0.01, "mean": 0.1, "scale": 0.01, "subspace": 0.15}
+SHARES = {
+    "bound": 0.01, "mean": 0.1, "scale": 0.01, "subspace": 0.15, "ranges": 0.05, "spread": 0.1,
+}  # fmt: skip
 """Of the budget, counted in mu^2; the factorisation and the centres share the rest."""
 LENGTHS_SHARE = 0.01
 REFINE_SHARE = 0.6
+CELLS_PER_CLUSTER, MAX_CELL_NOISE, CELL_REFINE_ROUNDS = 3, 0.05, 4
+CELL_SHARES = {"factorisation": 1 / 3, "cells": 2 / 9, "centres": 4 / 9}
+"""Of what is left for clustering. Above this noise ratio cells hold too few records each."""
 
 
 MODEL_STEPS = 50
@@ -111,6 +120,7 @@ class DPFedCMethod(Method):
 
     name = "dp-fedc"
     settings = SETTINGS
+    reads_tables = True
     model_steps = MODEL_STEPS
 
     def checked(self, given: Settings, facts: Federation) -> SimpleNamespace:
@@ -128,6 +138,8 @@ class DPFedCMethod(Method):
             )
         if choices.n_restarts > 1:
             _check_restarts(choices, published=self.name == "published")
+        if not left_open(choices.cells, (None, "auto")) and choices.refine_rounds == 0:
+            raise InvalidInput("refine_rounds must not be 0 with cells, which are refined")
         if choices.feature_ranges is not None:
             checked_ranges(choices.feature_ranges, facts.n_features)
         if choices.init is not None:
@@ -146,18 +158,19 @@ class DPFedCMethod(Method):
         n_refine = _refine_rounds(choices, facts, kappa)
         dimensions = _subspace(choices, facts, kappa, n_refine)
         search = _search(choices, facts, target, per_round, kappa, n_refine, dimensions)
+        n_cells = _cells(choices, facts, kappa, n_refine)
+        if n_cells and choices.refine_rounds == "auto":
+            n_refine = CELL_REFINE_ROUNDS
         private = target is not None
-        stages: list[Stage] = []
-        if private and not declares_bound(given):
-            stages.append(Bound())
-        if choices.center:
-            stages.append(Mean())
-        if choices.scale:
-            stages.append(Scale(LINE_SCALE_FACTOR) if facts.n_features == 1 else Scale())
+        stages = _standardizing(choices, facts, declares_bound(given) or not private)
         if dimensions:
             stages.append(Subspace(dimensions))
-        stages += _starts(choices, search, private=private)
-        stages.append(_last_stage(choices, search, n_refine, private=private))
+        if n_cells:
+            search = replace(search, n_clusters=n_cells)
+            stages += [search, _cell_stage(choices, search, private=private)]
+        else:
+            stages += _starts(choices, search, private=private)
+        stages.append(_last_stage(choices, search, n_refine, private=private, nearest=n_cells > 0))
         plan = RunPlan(tuple(stages), search.penalty, n_refine > 0, noise_ratio=kappa)
         if target is None:
             plan = replace(plan, stamps=(NO_NOISE,))
@@ -170,6 +183,13 @@ class DPFedCMethod(Method):
             )
             plan = replace(plan, stages=told, privacy=privacy)
         return replace(plan, explain=partial(_reasons, plan, facts, search, dimensions))
+
+    def declared(self, given: Settings, facts: Federation) -> dict[str, Float]:
+        """Return place and length of the records, as far as they are declared."""
+        if facts.layout is None:
+            return super().declared(given, facts)
+        known = declared_columns(facts.layout)
+        return {name: values for name, values in known.items() if name != "bound"}
 
     def model(
         self,
@@ -239,6 +259,18 @@ def noise_ratio(
         survivors = min(target.min_survivors or sites_per_round, sites_per_round)
         f *= math.sqrt(sites_per_round / max(survivors - target.colluding_sites, 1))
     return n_clusters * f * math.sqrt(facts.n_features) / (facts.n_records * mu)
+
+
+def _standardizing(choices: SimpleNamespace, facts: Federation, has_bound: bool) -> list[Stage]:
+    """Return the stages after which records have a mean and a scale."""
+    if facts.layout is not None:
+        return column_stages(facts.layout)
+    stages: list[Stage] = [] if has_bound else [Bound()]
+    if choices.center:
+        stages.append(Mean())
+    if choices.scale:
+        stages.append(Scale(LINE_SCALE_FACTOR) if facts.n_features == 1 else Scale())
+    return stages
 
 
 def _search(
@@ -335,6 +367,27 @@ def _subspace(choices: SimpleNamespace, facts: Federation, kappa: float, n_refin
     return SUBSPACE_DIMENSIONS if wanted else 0
 
 
+def _cells(choices: SimpleNamespace, facts: Federation, kappa: float, n_refine: int) -> int:
+    """Return how many cells the search makes, from which the server makes the clusters; or none."""
+    if choices.cells is None or choices.n_restarts > 1:
+        return 0
+    if choices.cells != "auto":
+        return max(int(choices.cells), int(choices.n_clusters))
+    wanted = facts.layout is not None and n_refine > 0 and kappa < MAX_CELL_NOISE
+    return CELLS_PER_CLUSTER * int(choices.n_clusters) if wanted else 0
+
+
+def _cell_stage(choices: SimpleNamespace, search: Factorization, *, private: bool) -> Cells:
+    return Cells(
+        search.n_clusters,
+        refine=True,
+        penalty=search.penalty,
+        constant=choices.constant_feature,
+        bounded=private,
+        n_merged=choices.n_clusters,
+    )
+
+
 def _starts(choices: SimpleNamespace, search: Factorization, *, private: bool) -> list[Stage]:
     """Return the search, from one start or from several with a choice among them."""
     r = choices.n_restarts
@@ -352,7 +405,7 @@ def _starts(choices: SimpleNamespace, search: Factorization, *, private: bool) -
 
 
 def _last_stage(
-    choices: SimpleNamespace, search: Factorization, n_refine: int, *, private: bool
+    choices: SimpleNamespace, search: Factorization, n_refine: int, *, private: bool, nearest: bool
 ) -> Stage:
     k, penalty, constant = choices.n_clusters, search.penalty, choices.constant_feature
     if private and not n_refine:
@@ -364,6 +417,7 @@ def _last_stage(
         penalty=penalty,
         constant=constant,
         bounded=private,
+        nearest=nearest,
     )
 
 
@@ -371,6 +425,8 @@ def _shares(stages: list[Stage], n_refine: int) -> dict[str, float]:
     """Return the shares of the budget: fixed for the small stages, the rest for clustering."""
     shares = {stage.name: SHARES[stage.name] for stage in stages if stage.name in SHARES}
     rest = 1 - sum(shares.values())
+    if any(stage.name == "cells" for stage in stages):
+        return {**shares, **{name: share * rest for name, share in CELL_SHARES.items()}}
     shares["centres"] = REFINE_SHARE * rest if n_refine else LENGTHS_SHARE
     shares["factorisation"] = 1 - sum(shares.values())
     return shares

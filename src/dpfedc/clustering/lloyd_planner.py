@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dpfedc.clustering.column_spread import column_stages, declared_columns
 from dpfedc.clustering.lloyd import LloydSums
 from dpfedc.clustering.method import (
     Float,
@@ -25,7 +26,8 @@ from dpfedc.clustering.stage import Stage
 from dpfedc.clustering.standardize import Bound
 from dpfedc.settings import Setting, anything, number, whole
 
-BOUND_SHARE = 0.01
+SHARES = {"bound": 0.01, "ranges": 0.05, "spread": 0.1}
+"""Of the budget, counted in mu^2, for what comes before the rounds."""
 
 
 def _settings(n_rounds: int) -> Mapping[str, Setting]:
@@ -45,6 +47,8 @@ class LloydMethod(Method):
     in the ball of the records' bound.
     """
 
+    reads_tables = True
+
     def __init__(self, name: str, n_rounds: int) -> None:
         self.name = name
         self.settings = _settings(n_rounds)
@@ -58,24 +62,31 @@ class LloydMethod(Method):
         if choices.init is not None:
             checked_start(choices.init, k, facts.n_features)
         lloyd = LloydSums(k, choices.n_rounds, sites_per_round=per_round)
+        columns = []
+        if facts.layout is not None:
+            columns = column_stages(facts.layout, bounded=target is not None)
         if target is None:
             from dpfedc.clustering.seeding import SeedByDistance
 
             start = () if choices.init is not None else (SeedByDistance(k),)
-            return RunPlan((*start, lloyd), stamps=(NO_NOISE,))
-        stages: list[Stage] = [lloyd]
-        shares = {"lloyd": 1.0}
-        if not declares_bound(given):
-            stages.insert(0, Bound())
-            shares = {"bound": BOUND_SHARE, "lloyd": 1 - BOUND_SHARE}
+            return RunPlan((*columns, *start, lloyd), stamps=(NO_NOISE,))
+        before: list[Stage] = columns
+        if facts.layout is None and not declares_bound(given):
+            before = [Bound()]
+        stages = [*before, lloyd]
+        shares = {stage.name: SHARES[stage.name] for stage in before}
+        shares["lloyd"] = 1 - sum(shares.values())
         told, privacy = private_stages(stages, shares, facts, target, privacy=privacy)
         return RunPlan(told, privacy=privacy)
 
-    def declared(self, given: Settings, n_features: int) -> dict[str, Float]:
+    def declared(self, given: Settings, facts: Federation) -> dict[str, Float]:
         """Return place, length and start, as far as they are given."""
-        state = super().declared(given, n_features)
+        state = super().declared(given, facts)
         if given.get("init") is not None:
-            state["centers"] = checked_start(given["init"], given["n_clusters"], n_features)
+            state["centers"] = checked_start(given["init"], given["n_clusters"], facts.n_features)
+        if facts.layout is not None:
+            known = declared_columns(facts.layout)
+            state |= {name: values for name, values in known.items() if name != "scale"}
         return state
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +17,26 @@ import numpy.typing as npt
 from dpfedc.clustering.run_plan import Federation, RunPlan
 from dpfedc.clustering.stage import State
 from dpfedc.errors import InvalidInput
+from dpfedc.kernels.column_view import VIEW
 from dpfedc.kernels.devices import as_numpy
 from dpfedc.privacy.privacy_plan import PrivacyPlan
 from dpfedc.settings import PrivacyTarget, Setting, left_open, plain
 
 if TYPE_CHECKING:
     from dpfedc.model_file import ClusterModel
+    from dpfedc.tables.schema import Schema
 
 Settings = Mapping[str, Any]
 Target = PrivacyTarget | None
 """What a run may spend; without one it adds no noise."""
 Plan = PrivacyPlan | None
 Float = npt.NDArray[np.float64]
+
+
+BY_SCHEMA = (
+    "init", "center", "scale", "norm_bound", "feature_ranges", "constant_feature", "nonnegative",
+)  # fmt: skip
+"""Settings that speak of features as they stand, and so not of a table's columns."""
 
 
 class Method(ABC):
@@ -40,17 +49,33 @@ class Method(ABC):
     name: str
     settings: Mapping[str, Setting]
     proved: bool = True
+    reads_tables: bool = False
+    """Whether it knows what to do with columns that a schema describes."""
 
     def checked(self, given: Settings, facts: Federation) -> SimpleNamespace:
         """Return all settings, defaults filled in, or say what was expected of one of them.
 
         Names that are not in the table are not this method's business, and are left out.
         """
+        if facts.layout is not None:
+            self._require_table(given)
         chosen = {
             name: setting.checked(name, given.get(name, setting.default), facts)
             for name, setting in self.settings.items()
         }
         return SimpleNamespace(**{name: plain(value) for name, value in chosen.items()})
+
+    def _require_table(self, given: Settings) -> None:
+        """Say which settings a schema takes the place of."""
+        if not self.reads_tables:
+            raise InvalidInput(f"schema must be None for {self.name}, which takes numbers alone")
+        for name in BY_SCHEMA:
+            default = self.settings[name].default if name in self.settings else None
+            value = given.get(name, default)
+            if not (value is default or (np.isscalar(value) and value == default)):
+                raise InvalidInput(
+                    f"{name} must be left out with a schema, which describes columns"
+                )
 
     def require_deployed(self, given: Settings) -> None:
         """Say which settings separate sites do not know."""
@@ -74,11 +99,11 @@ class Method(ABC):
         """Return paragraphs on privacy that a report shows where nothing is proved."""
         return ()
 
-    def declared(self, given: Settings, n_features: int) -> dict[str, Float]:
+    def declared(self, given: Settings, facts: Federation) -> dict[str, Float]:
         """Return what is declared of the records, as a run's first state: place and length."""
         state: dict[str, Float] = {}
         if given.get("feature_ranges") is not None:
-            ranges = checked_ranges(given["feature_ranges"], n_features)
+            ranges = checked_ranges(given["feature_ranges"], facts.n_features)
             state["origin"] = ranges.mean(axis=1)
             state["bound"] = np.asarray(np.linalg.norm(ranges[:, 1] - ranges[:, 0]) / 2)
         elif declares_bound(given):
@@ -119,6 +144,14 @@ def nearest_model(
         feature_names=feature_names,
         about=about,
     )
+
+
+def with_table(model: ClusterModel, state: State, schema: Schema | None) -> ClusterModel:
+    """Return the model with the schema of the table it was made from, if there was one."""
+    if schema is None:
+        return model
+    view = {name: as_numpy(state[name]) for name in VIEW if name in state}
+    return replace(model, schema=schema, view=view, feature_names=schema.features)
 
 
 def declares_bound(given: Settings) -> bool:

@@ -100,7 +100,7 @@ def _unit(plan: RunPlan) -> str:
 
 def _subject(plan: RunPlan, facts: Federation) -> str:
     unit = _unit(plan)
-    n_clusters = max(getattr(stage, "n_clusters", 0) for stage in plan.stages)
+    n_clusters = getattr(plan.stages[-1], "n_clusters", 0)
     sizes = facts.records_per_site
     least, most = int(sizes.min()), int(sizes.max())
     where = f"at {facts.n_sites:,} sites with {least:,} to {most:,} {unit}s each"

@@ -13,6 +13,7 @@ from dpfedc.privacy.calibration import StageBudget, calibrated_plan
 from dpfedc.privacy.privacy_plan import PrivacyPlan
 from dpfedc.privacy.schedule import most_rounds_of_a_site
 from dpfedc.settings import Penalty, PrivacyTarget
+from dpfedc.tables.layout import Layout
 
 NO_NOISE = "no noise was added: not private"
 MAX_ROUNDS = 100_000
@@ -28,6 +29,8 @@ class Federation:
 
     n_features: int
     records_per_site: npt.NDArray[np.int64]
+    layout: Layout | None = None
+    """What a schema makes of a table's columns; None for records that are numbers already."""
 
     @property
     def n_sites(self) -> int:

@@ -50,6 +50,8 @@ class SeedByDistance(Stage):
         with np.errstate(divide="ignore"):
             times = -np.log1p(-draws) / rates
         times[~np.isfinite(times)] = np.finfo(np.float64).max
+        if batch.present is not None:  # a null record is no place to start from
+            times[~np.asarray(batch.present)] = np.inf
         order = np.lexsort((times, site_of_row(batch.offsets)))
         first = order[batch.offsets[:-1]]
         points = xp.take(batch.X, xp.asarray(first), axis=0)

@@ -20,6 +20,7 @@ from array_api_compat import array_namespace
 
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
+from dpfedc.kernels.column_view import VIEW
 from dpfedc.kernels.devices import on_accelerator, on_host_once
 from dpfedc.privacy.gate import Released
 from dpfedc.privacy.sampling import RoundSample
@@ -230,8 +231,11 @@ def known_to(stages: Iterable[Stage], declared: Known, n_features: int) -> list[
 
 
 def sent(stage: Stage, known: Known) -> dict[str, Entry]:
-    """Return what a site must be sent: what the stage reads, and what its ranges need."""
-    names = [name for name in stage.reads if name in known]
+    """Return what a site must be sent: what the stage reads, and what its ranges need.
+
+    Every stage reads its records through the columns' view, once there is one.
+    """
+    names = [name for name in (*VIEW, *stage.reads) if name in known]
     for name in names:  # grows while it is read
         names += [other for other in known[name].needs if other in known and other not in names]
     return {name: known[name] for name in names}

@@ -37,9 +37,9 @@ from dpfedc.settings import (
     require_integer,
     require_number,
 )
-from dpfedc.tables.sources import Schema
+from dpfedc.tables.schema import Schema
 
-FORMAT = "dpfedc-agreement-2"
+FORMAT = "dpfedc-agreement-3"
 """A version of its own: it changes with what an agreement means, not with the package."""
 NOISES = ("secure", "simulated")
 MIN_BOUND = 1e-100
@@ -92,6 +92,8 @@ class Agreement:
     deadline: float
     min_answers: int
     privacy: PrivacyPlan
+    schema: Schema | None = None
+    """What the sites' tables are; None: the features are columns of numbers as they stand."""
 
     def __post_init__(self) -> None:
         for name in ("name", "coordinator"):
@@ -107,9 +109,7 @@ class Agreement:
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"settings must be plain finite values: {error}") from error
         object.__setattr__(self, "settings", settings)
-        Schema(self.features)
-        for feature in self.features:
-            require_name("a feature's name", feature)
+        self._check_features()
         names = [site.name for site in self.sites]
         if not names or len(set(names)) != len(names):
             raise InvalidInput(f"sites must have names of their own, got {', '.join(names)}")
@@ -125,11 +125,25 @@ class Agreement:
         least = min(release.sites_per_round for release in self.privacy.releases)
         require_integer("min_answers", self.min_answers, least=1, most=least)
 
+    def _check_features(self) -> None:
+        for feature in self.features:
+            require_name("a feature's name", feature)
+        if not self.features or len(set(self.features)) < len(self.features):
+            raise InvalidInput("features must have names of their own, got some twice or none")
+        if self.schema is None:
+            return
+        planned = (self.privacy.unit, self.privacy.sites_per_person)
+        if planned != (self.schema.unit, self.schema.sites_per_person):
+            raise InvalidInput(f"the plan must be for the schema's {self.schema.unit}s, got others")
+        if self.features != self.schema.features:
+            raise InvalidInput("features must be those of the schema, got others")
+
     def to_json(self) -> str:
         """Return the canonical JSON: equal agreements have equal text."""
         content = {f.name: getattr(self, f.name) for f in fields(self)}
         content["sites"] = [asdict(site) for site in self.sites]
         content["privacy"] = json.loads(self.privacy.to_json())
+        content["schema"] = self.schema and json.loads(self.schema.to_json())
         content["format"] = FORMAT
         return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -144,6 +158,8 @@ class Agreement:
             content["sites"] = tuple(Site(**site) for site in content["sites"])
             content["features"] = tuple(content["features"])
             content["privacy"] = PrivacyPlan.from_json(json.dumps(content["privacy"]))
+            if content["schema"] is not None:
+                content["schema"] = Schema.from_content(content["schema"])
             agreement = cls(**content)
         except (
             ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
@@ -162,7 +178,9 @@ class Agreement:
     def facts(self) -> Federation:
         """Return the public facts that the plan is made from."""
         sizes = np.array([site.n_records for site in self.sites], dtype=np.int64)
-        return Federation(len(self.features), sizes)
+        return Federation(
+            len(self.features), sizes, None if self.schema is None else self.schema.layout
+        )
 
     @property
     def public(self) -> Public:
@@ -246,18 +264,13 @@ class Agreement:
     @cached_property
     def declared(self) -> State:
         """Return the run's first state: where records lie and how long they are, as declared."""
-        declared = method_named(self.method).declared(self.settings, len(self.features))
+        declared = method_named(self.method).declared(self.settings, self.facts)
         return {"origin": np.zeros(len(self.features)), **declared}
 
     @property
     def fixed(self) -> State:
         """Return the broadcasts that no round changes: a site knows them beforehand."""
-        return {n: values for n, values in self.declared.items() if n in ("origin", "bound")}
-
-    @property
-    def schema(self) -> Schema:
-        """Return the columns that every site must offer."""
-        return Schema(self.features)
+        return {n: values for n, values in self.declared.items() if n != "centers"}
 
     @property
     def guarantee(self) -> PrivacyGuarantee:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dpfedc.clustering.method import with_table
 from dpfedc.clustering.registry import method_named
 from dpfedc.clustering.stage import Public, Stage, State
 from dpfedc.deployment.agreement import Agreement
@@ -237,12 +238,16 @@ class Coordinator:
             agreement.facts,
             last.rounds,
             stamp=SIMULATED if agreement.noise == "simulated" else None,
-            model=lambda about: method_named(agreement.method).model(
-                agreement.settings,
-                plan,
+            model=lambda about: with_table(
+                method_named(agreement.method).model(
+                    agreement.settings,
+                    plan,
+                    last.state,
+                    feature_names=agreement.features,
+                    about={**about, "run": agreement.digest},
+                ),
                 last.state,
-                feature_names=agreement.features,
-                about={**about, "run": agreement.digest},
+                agreement.schema,
             ),
             results={"title": agreement.name},
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from dpfedc.clustering.run_plan import Federation
 from dpfedc.deployment.agreement import Agreement, Site
 from dpfedc.errors import InvalidInput
 from dpfedc.settings import PrivacyTarget, require_choice
+from dpfedc.tables.schema import Schema
 
 TABLES = {
-    "run": ("name", "coordinator", "method", "clusters", "features", "seed"),
+    "run": ("name", "coordinator", "method", "clusters", "features", "schema", "seed"),
     "privacy": (
         "epsilon",
         "delta",
@@ -27,7 +29,7 @@ TABLES = {
     ),
     "rounds": ("rounds", "sites_per_round", "deadline", "min_answers"),
 }
-REQUIRED = ("name", "coordinator", "features", "clusters", "epsilon", "delta")
+REQUIRED = ("name", "coordinator", "clusters", "epsilon", "delta")
 SETTINGS = {
     "clusters": "n_clusters",
     "rounds": "n_rounds",
@@ -45,6 +47,7 @@ def proposed(
     settings: Mapping[str, Any],
     features: Sequence[str],
     sites: Sequence[Site],
+    schema: Schema | None = None,
     epsilon: float,
     delta: float,
     unit: str = "record",
@@ -53,7 +56,7 @@ def proposed(
 ) -> Agreement:
     """Return the agreement on a run, planned here; `terms` are the other fields of an agreement."""
     sizes = np.array([site.n_records for site in sites], dtype=np.int64)
-    facts = Federation(len(features), sizes)
+    facts = Federation(len(features), sizes, None if schema is None else schema.layout)
     target = PrivacyTarget(epsilon, delta, unit=unit, sites_per_person=sites_per_person)
     plan = method_named(method).plan(settings, facts, target)
     if plan.privacy is None:
@@ -63,6 +66,7 @@ def proposed(
         settings=settings,
         features=tuple(features),
         sites=tuple(sites),
+        schema=schema,
         epsilon=epsilon,
         privacy=plan.privacy,
         **terms,
@@ -72,10 +76,13 @@ def proposed(
     return agreement
 
 
-def proposed_by_toml(text: str, *, sites: Sequence[Site], receipt_key: str) -> Agreement:
-    """Return the agreement that a plan proposes to these sites.
+def proposed_by_toml(
+    text: str, *, sites: Sequence[Site], receipt_key: str, folder: Path = Path()
+) -> Agreement:
+    """Return the agreement that a plan in `folder` proposes to these sites.
 
-    [run] has name, coordinator, features and clusters, perhaps method and seed; [privacy] epsilon
+    [run] has name, coordinator, clusters, and features or the path of a schema, perhaps method and
+    seed; [privacy] epsilon
     and delta, perhaps unit, sites_per_person, noise, norm_bound and feature_ranges; [rounds], which
     may be missing, rounds, sites_per_round, deadline and min_answers (half of a round's sites if it
     does not say); [settings] what else the method has.
@@ -97,8 +104,15 @@ def proposed_by_toml(text: str, *, sites: Sequence[Site], receipt_key: str) -> A
             require_choice(f"what [{table}] says", name, TABLES[table])
         given |= values
     missing = [name for name in REQUIRED if name not in given]
+    if "features" not in given and "schema" not in given:
+        missing.append("schema or features")
     if missing:
         raise InvalidInput(f"the plan must say {', '.join(missing)}")
+    schema, unit, most_sites = (
+        _schema(given, folder),
+        given.get("unit"),
+        given.get("sites_per_person"),
+    )
     chosen = {SETTINGS[name]: value for name, value in given.items() if name in SETTINGS}
     per_round = given.get("sites_per_round", len(sites))
     return proposed(
@@ -106,11 +120,23 @@ def proposed_by_toml(text: str, *, sites: Sequence[Site], receipt_key: str) -> A
         settings={**settings, **chosen},
         sites=sites,
         receipt_key=receipt_key,
-        unit=given.get("unit", "record"),
-        sites_per_person=given.get("sites_per_person", 1),
+        features=given["features"] if schema is None else schema.features,
+        schema=schema,
+        unit=unit or (schema.unit if schema else "record"),
+        sites_per_person=most_sites or (schema.sites_per_person if schema else 1),
         noise=given.get("noise", "secure"),
         seed=given.get("seed", 0),
         deadline=given.get("deadline", DEADLINE),
         min_answers=given.get("min_answers", (per_round + 1) // 2),
         **{name: given[name] for name in REQUIRED if name != "clusters"},
     )
+
+
+def _schema(given: Mapping[str, Any], folder: Path) -> Schema | None:
+    if "schema" not in given:
+        return None
+    if "features" in given:
+        raise InvalidInput("the plan must have a schema or features, got both")
+    if not isinstance(given["schema"], str):
+        raise InvalidInput(f"schema must be the path of a schema, got {given['schema']!r}")
+    return Schema.read(folder / given["schema"]).for_site()

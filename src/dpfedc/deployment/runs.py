@@ -63,9 +63,10 @@ def chosen_sites(folder: ServerFolder, only: Sequence[str]) -> list[str]:
 
 
 def proposal(
-    folder: ServerFolder, transport: FlowerTransport, plan: str, names: Sequence[str]
+    folder: ServerFolder, transport: FlowerTransport, plan: Path, names: Sequence[str]
 ) -> Agreement:
     """Return the agreement on a plan with these sites, as many records as they declare."""
+    text = plan.read_text(encoding="utf-8")
     keys = folder.enrolled()
     replies = transport.exchange({name: control.hello() for name in names}, _REPLY_S)
     sites = []
@@ -79,7 +80,8 @@ def proposal(
             sites.append(Site(name, records, fingerprint(keys[name])))
         except InvalidInput as error:
             raise DPFedCError(f"{name} does not say how many records it has: {error}") from error
-    return proposed_by_toml(plan, sites=sites, receipt_key=public_key(folder.receipt_key))
+    key = public_key(folder.receipt_key)
+    return proposed_by_toml(text, sites=sites, receipt_key=key, folder=plan.parent)
 
 
 def run_folder(folder: ServerFolder, agreement: Agreement) -> Path:

@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from dpfedc.deployment.keys import write_site_key
 from dpfedc.errors import DataUnavailable, InvalidInput
+from dpfedc.tables.persons import DeclaredPersons
+from dpfedc.tables.schema import Schema
 from dpfedc.whole_files import write_whole
 
 if TYPE_CHECKING:
     from dpfedc.deployment.agreement import Agreement
     from dpfedc.privacy.ledger.caps import Cap
+    from dpfedc.tables.encode import Records
     from dpfedc.tables.sources import DataSource
 
 AGREEMENT, ACCEPTED, MODEL = "agreement.json", "accepted", "model.npz"
+SCHEMA, PERSONS = "schema.toml", "persons"
 MAX_PENDING = 20
 """A server cannot fill a site's disk with offers that nobody accepts."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -59,6 +63,15 @@ def require_address(address: str) -> str:
     return match["host"].strip("[]")
 
 
+def require_readable(data: Mapping[str, Any]) -> None:
+    """Refuse a table of which one cell could make all unreadable, which the server would see."""
+    if str(data.get("path", "")).lower().endswith(".xlsx"):
+        raise InvalidInput(
+            "a site's table must not be a workbook, in which one cell can make all unreadable: "
+            "save it as .csv or .parquet"
+        )
+
+
 @dataclass(frozen=True)
 class SiteFolder:
     """What a site's operator keeps. `records` is the number of records that the site declares."""
@@ -82,15 +95,18 @@ class SiteFolder:
         records: int,
         cap: Cap,
         holding: str,
-        unit: str = "record",
+        schema: Path | None = None,
+        persons: DeclaredPersons | None = None,
     ) -> SiteFolder:
         """Make the folder of a new site; without an authority there is no TLS.
 
-        `unit` is what the lifetime cap is for, one record or one person.
+        With `persons` the lifetime cap is for one person, otherwise for one record. The `schema` is
+        kept as it is.
         """
         from dpfedc.privacy.ledger import Ledger
 
         require_name(name)
+        require_readable(data)
         host = require_address(server)
         if authority is None:
             require_loopback(host)
@@ -104,10 +120,10 @@ class SiteFolder:
         write_site_key(path, name)
         if authority is not None:
             shutil.copyfile(authority, path / "ca.crt")
+        unit = "record" if persons is None else "person"
         Ledger.create(path / "ledger.sqlite", holding=holding, cap=cap, unit=unit).close()
         folder = cls(path, name, server, records, dict(data), authority is None)
-        folder.write()
-        return folder
+        return folder.declaring(records, persons, schema)
 
     def write(self) -> None:
         """Write the settings."""
@@ -131,17 +147,61 @@ class SiteFolder:
             require_loopback(require_address(folder.server))
         return folder
 
-    def declaring(self, records: int) -> SiteFolder:
-        """Declare another number of records from now on."""
+    def declaring(
+        self,
+        records: int,
+        persons: DeclaredPersons | None = None,
+        schema: Path | None = None,
+    ) -> SiteFolder:
+        """Declare so many records from now on, or these persons, perhaps by another schema."""
         folder = replace(self, records=records)
+        if schema is not None:
+            write_whole(self.path / SCHEMA, schema.read_bytes())
+        if persons is None:
+            (self.path / PERSONS).unlink(missing_ok=True)
+        else:
+            write_whole(self.path / PERSONS, persons.to_bytes(), private=True)
         folder.write()
         return folder
+
+    @property
+    def schema(self) -> Schema | None:
+        """Return what the table is, if that was said."""
+        path = self.path / SCHEMA
+        return Schema.read(path).for_site() if path.exists() else None
+
+    @property
+    def persons(self) -> DeclaredPersons | None:
+        """Return the declared persons; None where each row is a record."""
+        path = self.path / PERSONS
+        return DeclaredPersons.from_bytes(path.read_bytes()) if path.exists() else None
+
+    @property
+    def unit(self) -> str:
+        """Return what a slot is: a row, or a person, who is then named and declared."""
+        schema, declared = self.schema, self.persons is not None
+        named = self.data.get("person") if schema is None else schema.person
+        if (named is not None) != declared:
+            raise InvalidInput(
+                "the site's persons must be declared if its table has any, and only then: "
+                "`dpfedc site check FOLDER --declare`"
+            )
+        return "person" if declared else "record"
+
+    def load(self, agreement: Agreement) -> Records:
+        """Return the records of a run, in the slots that were declared."""
+        expected = agreement.schema or agreement.features
+        persons = self.persons if self.unit == "person" else None
+        if persons is None:
+            return self.source.load(expected)
+        return self.source.load(expected, persons=persons.digests, key=persons.digest)
 
     @property
     def source(self) -> DataSource:
         """Return where the records are."""
         from dpfedc.tables.sources import DataSource
 
+        require_readable(self.data)
         return DataSource.of(self.data, folder=self.path)
 
     @property

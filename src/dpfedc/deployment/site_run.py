@@ -18,6 +18,7 @@ from dpfedc.deployment.exchanges import Exchange
 from dpfedc.deployment.keys import is_signed
 from dpfedc.deployment.messages import Answer, Request, digest
 from dpfedc.errors import DPFedCError, InvalidInput, Refused
+from dpfedc.kernels.column_view import seen
 from dpfedc.kernels.threads import rows_over_threads
 from dpfedc.privacy.exact_sums import Upload
 from dpfedc.privacy.gate import Gate
@@ -68,7 +69,9 @@ class SiteRun:
             raise InvalidInput(
                 f"the records must have the declared shape {expected}, got {X.shape}"
             )
-        present = np.asarray(self.present, dtype=bool) & np.isfinite(X).all(axis=1)
+        present = np.asarray(self.present, dtype=bool)
+        if agreement.schema is None:
+            present &= np.isfinite(X).all(axis=1)
         object.__setattr__(self, "X", np.where(present[:, None], X, 0.0))
         object.__setattr__(self, "present", present)
         object.__setattr__(self, "_number", number)
@@ -154,11 +157,12 @@ class SiteRun:
     def _upload(self, exchange: Exchange, state: State, t: int) -> Upload:
         stage, gate = exchange.stage, self._gate()
         randomness = Randomness(self.agreement.seed)  # no proved stage draws from it at a site
-        batch = SiteBatch(
-            self.X, np.array([0, len(self.X)]), np.array([self._number]), self.present
-        )
         try:
             with np.errstate(all="ignore"), rows_over_threads():
+                batch = SiteBatch(
+                    seen(self.X, state), np.array([0, len(self.X)]), np.array([self._number]),
+                    self.present,
+                )  # fmt: skip
                 batch.memory = stage.prepare(batch, state, randomness)
                 part = contributed(stage, batch, state, t, gate, randomness)
                 sensitivity = stage.sensitivity(state, t)

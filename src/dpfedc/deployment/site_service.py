@@ -18,6 +18,7 @@ from dpfedc.deployment.site_run import LEDGER_TROUBLE, SiteRun
 from dpfedc.errors import DPFedCError, InvalidInput, Refused
 from dpfedc.privacy.ledger import Ledger, Unusable
 from dpfedc.privacy.ledger.caps import cap_of
+from dpfedc.tables.schema import Schema, difference
 from dpfedc.whole_files import write_whole
 
 NOT_OURS = "the request is not one of this protocol"
@@ -61,7 +62,9 @@ class SiteService:
             reason = why = str(error)
             if error.__cause__ is not None and str(error.__cause__) != reason:
                 why = f"{reason} ({error.__cause__})"
-        except Exception as error:  # also what nobody thought of: numbers too large, a full disk
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # also what nobody thought of, a compiled reader's panic too
             reason, why = FAILED, f"{FAILED} ({type(error).__name__}: {error})"
         self._tell(f"refused: {why}")
         return control.refused(reason)
@@ -146,6 +149,8 @@ class SiteService:
             )
         if agreement.noise != "secure" and not self._allow_simulated:
             raise InvalidInput(f"noise must be secure, got {agreement.noise}")
+        require_schema(agreement, self._folder.schema)
+        require_unit(agreement, self._folder.unit, self._ledger)
         agreement.verified()
         require_affordable(agreement, self._ledger)
         if not agreement.exchanges:
@@ -167,19 +172,13 @@ class SiteService:
 
 
 def require_affordable(agreement: Agreement, ledger: Ledger) -> float:
-    """Refuse a run that the site's ledger would not charge, or would stop halfway.
+    """Refuse a run that the lifetime cap would stop halfway; runs under way are not counted.
 
-    It must be for the ledger's unit, and fit into the cap; runs under way are not counted. Returns
-    the epsilon that will have been spent, at the cap's delta, when the run is over.
+    Returns the epsilon that will have been spent, at the cap's delta, when the run is over.
     """
     opening, totals = ledger.opening, ledger.totals()
     left = totals.left
     cap, plan = cap_of(opening.cap_kind, opening.cap), agreement.privacy
-    if plan.unit != ledger.unit:
-        raise InvalidInput(
-            f"the run must be for unit {ledger.unit}, as the site's ledger is, got {plan.unit}; "
-            "its operator can change that by `dpfedc ledger change-unit`"
-        )
     total, first = dict.fromkeys(left, 0.0), True
     for release in plan.releases:
         n, z = release.rounds_per_site, release.noise_multiplier
@@ -196,12 +195,40 @@ def require_affordable(agreement: Agreement, ledger: Ledger) -> float:
     return cap.epsilon_of({name: totals.spent[name] + total[name] for name in total})
 
 
+def require_unit(agreement: Agreement, slots: str, ledger: Ledger) -> None:
+    """Refuse a run unless it promises for what the site's slots are, and its ledger charges."""
+    planned = agreement.privacy.unit
+    if planned != ledger.unit:
+        raise InvalidInput(
+            f"the run must be for unit {ledger.unit}, as the site's ledger is, got {planned}; "
+            "its operator can change that by `dpfedc ledger change-unit`"
+        )
+    if planned != slots:
+        raise InvalidInput(
+            f"the run must be for unit {slots}, as the site's slots are, got {planned}; its "
+            "operator can change that by `dpfedc site check --schema`"
+        )
+
+
+def require_schema(agreement: Agreement, own: Schema | None) -> None:
+    """Refuse a run about other tables than the site's; both schemas are public."""
+    theirs = agreement.schema
+    if own is not None and theirs is not None:
+        if (entry := difference(own, theirs)) is not None:
+            raise InvalidInput(f"the run's schema must be the site's, which differs: {entry}")
+    elif own is not theirs:
+        which = "a schema, as the site has one" if own else "no schema, as the site has none"
+        raise InvalidInput(f"the run must have {which}")
+
+
 def site_node(
     folder: SiteFolder, run: str, ledger: Ledger, *, allow_simulated: bool = False
 ) -> SiteRun:
     """Return the site in an accepted run, with its records; says what is not as it should be."""
     agreement = folder.agreement(run)
-    records = folder.source.load(agreement.schema)
+    require_schema(agreement, folder.schema)
+    require_unit(agreement, folder.unit, ledger)
+    records = folder.load(agreement)
     return SiteRun(
         agreement, run, folder.name, records.X, records.present, ledger,
         allow_simulated=allow_simulated,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from dpfedc.deployment.agreement import Agreement
 from dpfedc.deployment.exchanges import Exchange
@@ -16,6 +17,7 @@ from dpfedc.privacy.statement import (
     odds_factor,
     what_is_protected,
 )
+from dpfedc.tables.schema import in_words
 
 NOISE_WORDS = {
     "secure": "secure: exact sums, and integers drawn by the site from its operating system's own "
@@ -42,7 +44,7 @@ def terms(agreement: Agreement) -> list[str]:
         f"{agreement.settings['n_clusters']} clusters.",
         *_settings(agreement),
         f"Sites: {sites}. These names and numbers are public.",
-        f"Reads: the {_columns(agreement.features)} of your records, and nothing else of them.",
+        f"Reads: the {_columns(agreement)} of your table, and nothing else of it.",
         f"Protected: {what_is_protected(promise)} ({RELATION} neighbours: the same data with "
         f"{left_blank(unit)} left blank). {' '.join(less_protected(promise))}",
         f"Promise: epsilon {number(promise.epsilon)}, delta {promise.delta:g} over the whole run, "
@@ -51,8 +53,8 @@ def terms(agreement: Agreement) -> list[str]:
         f"Trust: {promise.trust}. {HOW_IT_WORKS[promise.trust]} The promise holds against "
         f"{FROM_WHOM[promise.trust]}.",
         f"Noise: {NOISE_WORDS[agreement.noise]}.",
-        "Ledger: yours charges this run for what leaves this site; its lifetime cap is for this "
-        "site alone. Who is in the data of other sites too has a cap at each of them.",
+        "Ledger: yours charges this run for what leaves this site, and its lifetime cap is for "
+        "this site alone. Who is in the data of other sites too has a cap at each of them.",
         f"Rounds: {plan.n_rounds:,}; a site answers in at most {most:,} of them. A round waits "
         f"{agreement.deadline:g} seconds and needs {agreement.min_answers} answers.",
     ]
@@ -72,10 +74,17 @@ def _settings(agreement: Agreement) -> list[str]:
     return [f"Settings: {', '.join(chosen)[:MAX_SETTINGS]}."] if chosen else []
 
 
-def _columns(features: tuple[str, ...]) -> str:
-    named, n_more = ", ".join(features[:MAX_NAMED]), len(features) - MAX_NAMED
-    noun = "column" if len(features) == 1 else "columns"
-    return f"{noun} {named}" + (f" and {n_more:,} more" if n_more > 0 else "")
+def _columns(agreement: Agreement) -> str:
+    names: Sequence[str] = agreement.features
+    if agreement.schema is not None:
+        names = [in_words(column) for column in agreement.schema.columns]
+    named, n_more = ", ".join(names[:MAX_NAMED]), len(names) - MAX_NAMED
+    noun = "column" if len(names) == 1 else "columns"
+    text = f"{noun} {named}" + (f" and {n_more:,} more" if n_more > 0 else "")
+    if agreement.schema is not None and agreement.schema.person is not None:
+        date = f", {agreement.schema.date}, to put them in order" if agreement.schema.date else ""
+        text += f"; {agreement.schema.person}, to bring a person's rows together{date};"
+    return text
 
 
 def _leaves(i: int, exchange: Exchange, agreement: Agreement) -> str:

@@ -13,6 +13,7 @@ from array_api_compat import array_namespace, device
 from dpfedc.clustering.stage import Public, SiteBatch, Stage, State, contributed
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
+from dpfedc.kernels.column_view import VIEW, seen
 from dpfedc.kernels.devices import moved, on_accelerator
 from dpfedc.kernels.rows import in_runs
 from dpfedc.privacy.gate import Gate, Released
@@ -36,13 +37,15 @@ class Sites:
     names: npt.NDArray[Any]
     row_order: npt.NDArray[np.int64] | None
     """Row j here was row row_order[j] of the caller's X (None: the order is the same)."""
+    present: Array | None = None
+    """Which records are not null (None: all are not)."""
 
     @classmethod
-    def of(cls, X: Array, sites: Any = None) -> Sites:
+    def of(cls, X: Array, sites: Any = None, present: Array | None = None) -> Sites:
         """Group rows by site id, in sorted order; within a site rows keep their order."""
         n = X.shape[0]
         if sites is None:
-            return cls(X, np.array([0, n]), np.array([0]), None)
+            return cls(X, np.array([0, n]), np.array([0]), None, present)
         ids = np.asarray(sites)
         if ids.ndim != 1 or len(ids) != n:
             raise InvalidInput(
@@ -52,7 +55,8 @@ class Sites:
             if np.all(ids[:-1] <= ids[1:]):
                 # Sorted already: no need to sort a large array, or to copy the records.
                 starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
-                return cls(X, np.append(starts, n).astype(np.int64), _checked(ids[starts]), None)
+                offsets = np.append(starts, n).astype(np.int64)
+                return cls(X, offsets, _checked(ids[starts]), None, present)
             names, position, counts = np.unique(ids, return_inverse=True, return_counts=True)
         except TypeError as error:
             kinds = sorted({type(name).__name__ for name in ids.tolist()})
@@ -63,7 +67,8 @@ class Sites:
         order = np.argsort(position, kind="stable")
         xp = array_namespace(X)
         sorted_rows = xp.take(X, xp.asarray(order, device=device(X)), axis=0)
-        return cls(sorted_rows, offsets, _checked(names), order)
+        present = None if present is None else present[order]
+        return cls(sorted_rows, offsets, _checked(names), order, present)
 
     @property
     def n_sites(self) -> int:
@@ -96,7 +101,8 @@ class Sites:
         first, last = int(starts[0]), int(stops[-1])
         if last - first == offsets[-1] and np.array_equal(starts[1:], stops[:-1]):
             own = {name: rest[first:last, ...] for name, rest in memory.items()}
-            return SiteBatch(self.X[first:last, :], offsets, sites, memory=own)
+            present = None if self.present is None else self.present[first:last]
+            return SiteBatch(self.X[first:last, :], offsets, sites, present, memory=own)
         xp = array_namespace(self.X)
         rows = xp.asarray(self._rows(sites), device=device(self.X))
         X = in_runs(self.X, starts, stops) if in_place else None
@@ -104,12 +110,19 @@ class Sites:
             xp.take(self.X, rows, axis=0) if X is None else X,
             offsets,
             sites,
+            None if self.present is None else xp.take(self.present, rows),
             memory={name: xp.take(rest, rows, axis=0) for name, rest in memory.items()},
         )
 
     def moved(self, name: str) -> Sites:
         """Return the same sites with their records on Torch's device of that name."""
-        return replace(self, X=moved(self.X, name))
+        present = None if self.present is None else moved(self.present, name)
+        return replace(self, X=moved(self.X, name), present=present)
+
+    def seen(self, state: State) -> Sites:
+        """Return the same sites with their records as the state's columns have them seen."""
+        X = seen(self.X, state)
+        return self if X is self.X else replace(self, X=X)
 
     def split(
         self, sites: npt.NDArray[np.int64], *, memory_factor: float = 1.0
@@ -166,6 +179,11 @@ class SimulatedSites:
     randomness: Randomness
     diagnosis: Diagnose | None = None
     _memory: dict[str, Array] = field(default_factory=dict)
+    _seen: Sites = field(init=False)
+    _view: dict[str, Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._seen = self.sites
 
     @property
     def public(self) -> Public:
@@ -174,7 +192,10 @@ class SimulatedSites:
 
     def begin(self, stage: Stage, state: State) -> None:
         """Make what all records keep at their sites; what the last stage left there may serve."""
-        sites, everyone = self.sites, np.arange(self.sites.n_sites)
+        view = {name: state[name] for name in VIEW if name in state}
+        if view.keys() != self._view.keys():  # no stage changes what another has found
+            self._view, self._seen = view, self.sites.seen(view)
+        sites, everyone = self._seen, np.arange(self.sites.n_sites)
         if not stage.sums_records:
             self._memory = stage.prepare(sites.batch(everyone, {}), state, self.randomness)
             return
@@ -197,19 +218,19 @@ class SimulatedSites:
             sensitivity=stage.sensitivity(state, t),
         )
         if stage.listens:
-            others = np.setdiff1d(np.arange(self.sites.n_sites), cohort)
+            others = np.setdiff1d(np.arange(self._seen.n_sites), cohort)
             if len(others):
-                listening = self.sites.batch(others, self._memory)
+                listening = self._seen.batch(others, self._memory)
                 stage.listen(listening, state)
-                self.sites.remember(listening, self._memory)
+                self._seen.remember(listening, self._memory)
         return released
 
     def diagnose(self, stage: Stage, state: State) -> Mapping[str, float]:
         """Return exact measures of progress, if they were asked for."""
         if self.diagnosis is None:
             return {}
-        everyone = np.arange(self.sites.n_sites)
-        return self.diagnosis(stage, self.sites.batch(everyone, self._memory), state)
+        everyone = np.arange(self._seen.n_sites)
+        return self.diagnosis(stage, self._seen.batch(everyone, self._memory), state)
 
     def _parts(
         self, stage: Stage, state: State, t: int, cohort: npt.NDArray[np.int64]
@@ -217,10 +238,10 @@ class SimulatedSites:
         """Yield what some of the round's sites at a time contribute."""
         groups, in_parts = [cohort], stage.sums_records and self.gate.works_in_parts
         if in_parts:
-            factor = stage.memory_factor(self.sites.X, state)
-            groups = self.sites.split(cohort, memory_factor=factor)
+            factor = stage.memory_factor(self._seen.X, state)
+            groups = self._seen.split(cohort, memory_factor=factor)
         for few in groups:
-            batch = self.sites.batch(few, self._memory, in_place=in_parts)
+            batch = self._seen.batch(few, self._memory, in_place=in_parts)
             yield contributed(stage, batch, state, t, self.gate, self.randomness)
             if stage.listens:
-                self.sites.remember(batch, self._memory)
+                self._seen.remember(batch, self._memory)

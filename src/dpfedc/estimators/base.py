@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from sklearn.metrics import pairwise_distances_argmin_min
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dpfedc.clustering.method import Method
+from dpfedc.clustering.method import Method, with_table
 from dpfedc.clustering.registry import method_named
 from dpfedc.clustering.run_plan import Federation, RunPlan
 from dpfedc.clustering.stage import SiteBatch, Stage, State
@@ -28,7 +28,12 @@ from dpfedc.engine.rounds import run
 from dpfedc.engine.run_record import RoundRecord
 from dpfedc.engine.simulated import Diagnose, SimulatedSites, Sites
 from dpfedc.errors import InvalidInput
-from dpfedc.estimators.record_checks import check_records
+from dpfedc.estimators.record_checks import (
+    check_records,
+    refuse_gaps,
+    refuse_ids,
+    warn_of_columns,
+)
 from dpfedc.kernels.devices import torch_device
 from dpfedc.kernels.metrics import clustering_accuracy
 from dpfedc.kernels.threads import rows_over_threads
@@ -39,6 +44,14 @@ from dpfedc.privacy.open_gate import OpenGate
 from dpfedc.privacy.torch_noise import TorchNoise
 from dpfedc.randomness import Randomness
 from dpfedc.settings import RUN_SETTINGS, PrivacyTarget, plain
+from dpfedc.tables.trial_records import (
+    TrialRecords,
+    as_schema,
+    frame_records,
+    named_columns,
+    of_rows,
+    person_records,
+)
 
 OnRound = Callable[[RoundRecord, int], None]
 
@@ -59,6 +72,8 @@ class FederatedClusterer(
     random_state: Any
     diagnostics: bool
     on_round: OnRound | None
+    _records = TrialRecords(np.empty((0, 0)), None)
+    """What is being clustered, during `fit`."""
     device: str | None = None
     """Torch's device for the records and all that is computed from them; None for NumPy."""
 
@@ -77,9 +92,8 @@ class FederatedClusterer(
             if name in own:
                 setting.checked(name, own[name], None)
         choices = method.checked(own, facts)
-        check_records(
-            sites.X, choices.n_clusters, nonnegative=getattr(choices, "nonnegative", False)
-        )
+        nonnegative = getattr(choices, "nonnegative", False)
+        check_records(sites.X, choices.n_clusters, nonnegative=nonnegative, present=sites.present)
         return method.plan(self._given(sites), facts, self._target())
 
     def _given(self, sites: Sites) -> dict[str, Any]:
@@ -88,30 +102,58 @@ class FederatedClusterer(
         return given
 
     def _facts(self, sites: Sites) -> Federation:
-        return Federation(int(sites.X.shape[1]), np.diff(sites.offsets))
+        schema = self._records.schema
+        layout = None if schema is None else schema.layout
+        return Federation(int(sites.X.shape[1]), np.diff(sites.offsets), layout)
 
     def _declared(self, sites: Sites) -> State:
         """Return what the user declared of the records, as the run's first state."""
-        declared = self._method().declared(self.get_params(deep=False), self.n_features_in_)
+        declared = self._method().declared(self.get_params(deep=False), self._facts(sites))
         return {name: sites.public.asarray(values) for name, values in declared.items()}
 
     def _model(self, plan: RunPlan, state: State, about: dict[str, Any]) -> ClusterModel:
         """Return the model of the state, which may be that of an unfinished run."""
         given, names = self.get_params(deep=False), self._feature_names()
-        return self._method().model(given, plan, state, feature_names=names, about=about)
+        model = self._method().model(given, plan, state, feature_names=names, about=about)
+        return with_table(model, state, self._records.schema)
 
     def _more_results(self, facts: Federation) -> dict[str, Any]:
         """Return what the run record is to hold beside what every run has."""
         return {}
 
-    def fit(self, X: Any, y: Any = None, *, sites: Any = None) -> FederatedClusterer:
+    def fit(
+        self, X: Any, y: Any = None, *, sites: Any = None, schema: Any = None, persons: Any = None
+    ) -> FederatedClusterer:
         """Cluster the records X; `sites` holds one site id per record (None: one site).
 
-        `y` is used for the accuracy in `history_` when diagnostics are on, and for nothing else.
+        With a `schema` (a `Schema`, its path, or its content as a mapping) X is a DataFrame as it
+        stands: columns are found by name and encoded, and gaps are allowed. `persons` holds one id
+        per row: all rows of a person become one record, and the person is what epsilon protects.
+        For a DataFrame, sites
+        and persons may also name columns. `y` is used for the accuracy in `history_` when
+        diagnostics are on, and for nothing else.
         """
+        if schema is not None:
+            records = frame_records(X, as_schema(schema), sites=sites, persons=persons, y=y)
+            warn_of_columns(records)
+            return self.fit_records(records)
+        X, sites, persons = named_columns(X, sites, persons)
+        refuse_ids(X)
+        refuse_gaps(X)
         X = validate_data(self, X, dtype=[np.float64, np.float32], order="C", ensure_min_samples=1)
+        if persons is not None:
+            return self.fit_records(person_records(X, sites, persons, y))
+        return self.fit_records(TrialRecords(X, sites, y))
+
+    def fit_records(self, records: TrialRecords) -> FederatedClusterer:
+        """Cluster records that were made of files or frames before."""
+        self._records = records
+        X = records.X
+        if records.schema is not None:
+            self.n_features_in_ = X.shape[1]
+            self.feature_names_in_ = np.array(records.schema.features, dtype=object)
         place = None if self.device is None else torch_device(self.device)
-        federation = Sites.of(X, sites)
+        federation = Sites.of(X, records.sites, records.present)
         plan = self.plan_ = self._plan(federation)
         if self.device is not None:
             federation = federation.moved(self.device)
@@ -130,7 +172,7 @@ class FederatedClusterer(
 
         diagnosis = None
         if self.diagnostics:
-            diagnosis = self._diagnoser(plan, self._truth(y, federation))
+            diagnosis = self._diagnoser(plan, self._truth(records.y, federation))
         with rows_over_threads():
             last = run(
                 plan.stages,
@@ -154,25 +196,44 @@ class FederatedClusterer(
         self.model_ = finished.model
         self.history_ = finished.record.with_exact() if self.diagnostics else finished.record
         self.cluster_centers_ = self.model_.cluster_centers
-        self.labels_ = self._labels(X, federation)
+        self.record_labels_ = self._labels(X, federation)
+        self.labels_ = of_rows(self.record_labels_, records)
         self.n_iter_ = len(last.rounds)
         self._n_features_out = self.n_clusters
+        del self._records  # a fitted estimator may be kept or sent: it holds no records
         return self
 
-    def predict(self, X: Any) -> npt.NDArray[np.int32]:
-        """Return the cluster of each record."""
-        check_is_fitted(self)
-        return self.model_.labels(self._checked(X), device=self.device)
+    def predict(self, X: Any, *, persons: Any = None) -> npt.NDArray[np.int32]:
+        """Return the cluster of each row of X; rows of one person go together.
+
+        -1 stands for a row without any value.
+        """
+        records = self._checked(X, persons)
+        return of_rows(self.model_.labels(records.X, device=self.device), records)
 
     def transform(self, X: Any) -> npt.NDArray[Any]:
-        """Return how much each record belongs to each cluster; the largest entry is `predict`'s."""
-        check_is_fitted(self)
-        return self.model_.memberships(self._checked(X), device=self.device)
+        """Return how much each record belongs to each cluster; the largest entry is `predict`'s.
+
+        NaN stands for a row without any value.
+        """
+        records = self._checked(X, None)
+        memberships = self.model_.memberships(records.X, device=self.device)
+        if records.present is not None:
+            memberships[~records.present] = np.nan
+        if records.rows is None:
+            return memberships
+        return np.where((records.rows >= 0)[:, None], memberships[records.rows], np.nan)
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Return minus the k-means cost: the sum of squared distances to the nearest centre."""
-        check_is_fitted(self)
-        _, distances = pairwise_distances_argmin_min(self._checked(X), self.cluster_centers_)
+        """Return minus the k-means cost: the sum of squared distances to the nearest centre.
+
+        For a table, distances are those of its columns brought to like spread.
+        """
+        records = self._checked(X, None)
+        seen = self.model_.seen(records.X)
+        if records.present is not None:
+            seen = seen[records.present]
+        _, distances = pairwise_distances_argmin_min(seen, self.model_.seen_centers)
         return -float((distances**2).sum())
 
     def _labels(self, X: npt.NDArray[Any], sites: Sites) -> npt.NDArray[np.int32]:
@@ -183,16 +244,34 @@ class FederatedClusterer(
         labels[sites.row_order] = self.model_.labels(sites.X)
         return labels
 
-    def _checked(self, X: Any) -> npt.NDArray[Any]:
+    def _checked(self, X: Any, persons: Any) -> TrialRecords:
+        check_is_fitted(self)
+        schema = self.model_.schema
+        if schema is not None:
+            if not hasattr(X, "columns"):
+                raise InvalidInput(f"X must be a DataFrame, as in fit, got {type(X).__name__}")
+            schema = schema.for_site()
+            if persons is None and schema.person not in (None, *X.columns):
+                schema = schema.without_persons()
+            return frame_records(X, schema, persons=persons, least=1)
+        X, _, persons = named_columns(X, None, persons)
         X = validate_data(self, X, dtype=[np.float64, np.float32], order="C", reset=False)
-        return np.asarray(X)
+        if persons is not None:
+            return person_records(np.asarray(X), None, persons)
+        return TrialRecords(np.asarray(X), None)
 
     def _target(self) -> PrivacyTarget | None:
         """Return what the run may spend, for a method with a proof (None: no noise)."""
         if self.epsilon is None:
             return None
         names = [field.name for field in fields(PrivacyTarget) if hasattr(self, field.name)]
-        return PrivacyTarget(**{name: plain(getattr(self, name)) for name in names})
+        own = {name: plain(getattr(self, name)) for name in names}
+        return PrivacyTarget(**own, **self._protected())
+
+    def _protected(self) -> dict[str, Any]:
+        """Return whom epsilon protects, and at how many sites they may be."""
+        records = self._records
+        return {"unit": records.unit, "sites_per_person": records.sites_per_person}
 
     def _feature_names(self) -> tuple[str, ...] | None:
         names = getattr(self, "feature_names_in_", None)
@@ -213,7 +292,8 @@ class FederatedClusterer(
         def diagnose(stage: Stage, batch: SiteBatch, state: State) -> dict[str, float]:
             exact = dict(stage.diagnose(batch, state))
             if truth is not None and ("W" in state or "centers" in state):
-                labels = self._model(plan, state, {}).labels(batch.X)
+                model = replace(self._model(plan, state, {}), view={})  # X is seen so already
+                labels = model.labels(batch.X)
                 exact["accuracy"] = clustering_accuracy(truth, labels)
             return exact
 

@@ -18,13 +18,18 @@ from dpfedc.estimators.base import FederatedClusterer, OnRound
 from dpfedc.settings import require_choice
 
 
-def stack_sites(arrays: Sequence[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+def stack_sites(arrays: Sequence[Any]) -> tuple[Any, npt.NDArray[np.int64]]:
     """Return (X, sites) for `fit` from one array of records per site.
+
+    DataFrames are aligned by the names of their columns, whatever their order; one that a site does
+    not have is all gaps there, which needs a schema in `fit`.
 
     >>> X, sites = stack_sites([[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]])
     >>> sites.tolist()
     [0, 1, 1]
     """
+    if any(hasattr(block, "columns") for block in arrays):
+        return _stacked_frames(arrays)
     blocks = [np.asarray(block) for block in arrays]
     if not blocks:
         raise InvalidInput("stack_sites needs at least one array, got none")
@@ -40,6 +45,22 @@ def stack_sites(arrays: Sequence[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np
             )
     sites = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
     return np.concatenate(blocks), sites
+
+
+def _stacked_frames(frames: Sequence[Any]) -> tuple[Any, npt.NDArray[np.int64]]:
+    import pandas as pd
+
+    for i, frame in enumerate(frames):
+        if not hasattr(frame, "columns"):
+            got = f"got {type(frame).__name__} for site {i}"
+            raise InvalidInput(f"all sites must be DataFrames, or none, {got}")
+        if len(frame) == 0 or not frame.columns.is_unique:
+            got = f"{len(frame)} rows" if len(frame) == 0 else "columns of one name"
+            raise InvalidInput(
+                f"every site must have rows, and columns of different names, got {got} for site {i}"
+            )
+    sites = np.repeat(np.arange(len(frames)), [len(frame) for frame in frames])
+    return pd.concat(frames, ignore_index=True), sites
 
 
 class DPFedC(FederatedClusterer):
@@ -119,6 +140,10 @@ class DPFedC(FederatedClusterer):
         Random starts of the factorisation, run together as one batch; the one with the least
         objective is kept. More than one needs epsilon=None: every start would be charged, and the
         choice among them would be a release of its own.
+    cells : int, "auto" or None, default="auto"
+        How many cells the search makes, from whose sums and counts the server makes the clusters,
+        with many starts at no cost in privacy. "auto" takes three for each cluster if a schema
+        describes the table and noise is low, and else none.
     device : str or None, default=None
         None computes with NumPy. "cpu", "cuda" or "cuda:1" moves the records to that device once
         and computes there with Torch (extra `gpu`); what is fitted is in NumPy arrays again.
@@ -189,6 +214,7 @@ class DPFedC(FederatedClusterer):
         momentum: float | str = "auto",
         gradient_bound: float | None = None,
         n_restarts: int = 1,
+        cells: int | str | None = "auto",
         device: str | None = None,
         on_round: OnRound | None = None,
     ) -> None:

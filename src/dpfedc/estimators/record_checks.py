@@ -2,16 +2,68 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dpfedc.errors import InvalidInput
+from dpfedc.errors import InvalidInput, UtilityWarning
+from dpfedc.tables.ids import looks_like_id
+from dpfedc.tables.trial_records import TrialRecords
+
+MAX_CLIPPED = 0.5
 
 
-def check_records(X: npt.NDArray[Any], n_clusters: int, *, nonnegative: bool) -> None:
-    """Say what makes records impossible to cluster."""
+def refuse_ids(X: Any) -> None:
+    """Refuse a DataFrame with a column that looks like ids or codes."""
+    for name in getattr(X, "columns", ()):
+        values = np.asarray(X[name])
+        if isinstance(name, str) and values.dtype.kind in "iuf" and looks_like_id(name, values):
+            raise InvalidInput(
+                f"column {name!r} looks like ids or codes, which are no measurements: drop it, or "
+                "pass a schema that says what it is"
+            )
+
+
+def refuse_gaps(X: Any) -> None:
+    """Refuse a DataFrame with gaps or words, in one line that says what helps."""
+    for name in getattr(X, "columns", ()):
+        column = X[name]
+        if getattr(column.dtype, "kind", "O") == "O" or bool(column.isna().any()):
+            raise InvalidInput(
+                f"column {name!r} must hold numbers without gaps, got others: pass a schema, which "
+                "says what to do with them, or drop it"
+            )
+
+
+def warn_of_columns(records: TrialRecords) -> None:
+    """Warn of numbers that a schema's ranges leave nothing of."""
+    if records.schema is None:
+        return
+    X = records.X[records.present]
+    at = 0
+    for column in records.schema.columns:
+        values = X[:, at]
+        filled = values[np.isfinite(values)]
+        if column.kind == "number" and len(filled) == 0:
+            warnings.warn(f"column {column.name!r} has no numbers", UtilityWarning, stacklevel=3)
+        elif column.ends is not None and (np.abs(filled) == 1).mean() > MAX_CLIPPED:
+            text = f"most values of column {column.name!r} are clipped to the ends of its range"
+            warnings.warn(text, UtilityWarning, stacklevel=3)
+        at += len(column.features)
+
+
+def check_records(
+    X: npt.NDArray[Any],
+    n_clusters: int,
+    *,
+    nonnegative: bool,
+    present: npt.NDArray[np.bool_] | None = None,
+) -> None:
+    """Say what makes records impossible to cluster; a table's encoding leaves little of that."""
+    if present is not None:
+        X = np.nan_to_num(X[present], nan=2.0)  # a gap is like no value
     n = len(X)
     if n < n_clusters:
         raise InvalidInput(f"n_samples={n} should be >= n_clusters={n_clusters}")

@@ -19,6 +19,7 @@ from dpfedc.report.promise import (
     stages_caption,
     unit_of,
 )
+from dpfedc.tables.trial_records import TrialRecords
 
 if TYPE_CHECKING:
     from dpfedc.report.page import ReportContent
@@ -53,7 +54,7 @@ def with_scores(
     pooled_labels: npt.NDArray[Any] | None = None,
 ) -> RunRecord:
     """Return the record with its scores, and those of k-means on the pooled records if it ran."""
-    sizes = np.bincount(labels, minlength=record.settings["n_clusters"])
+    sizes = np.bincount(labels[labels >= 0], minlength=record.settings["n_clusters"])
     results: dict[str, Any] = {"scores": scores(X, labels, y), "cluster_sizes": sizes.tolist()}
     if pooled_labels is not None:
         results["pooled_kmeans"] = scores(X, pooled_labels, y)
@@ -77,18 +78,17 @@ def recorded_scores(record: RunRecord) -> tuple[tuple[str, ...], list[tuple[Any,
 
 
 def model_scores(
-    X: npt.NDArray[Any],
-    y: npt.NDArray[Any] | None,
-    labels: npt.NDArray[Any],
-    *,
-    model: ClusterModel,
+    records: TrialRecords, labels: npt.NDArray[Any], *, model: ClusterModel
 ) -> dict[str, float]:
-    """Return the scores of a model on records that it may never have seen.
+    """Return the scores of a model on records that it may never have seen; null ones have none.
 
     `cost` is to the means of the clusters in these records, `cost_to_centres` to the model's own.
+    Distances in a table are those of its columns brought to like spread.
     """
-    centers = model.cluster_centers
-    return {**scores(X, labels, y), "cost_to_centres": kmeans_cost(X, labels, centers)}
+    there = labels >= 0
+    X, labels = model.seen(records.X)[there], labels[there]
+    y = None if records.y is None else records.y[there]
+    return {**scores(X, labels, y), "cost_to_centres": kmeans_cost(X, labels, model.seen_centers)}
 
 
 def size_rows(
@@ -116,7 +116,7 @@ def summary_sentences(record: RunRecord) -> list[str]:
         f"were put into {settings['n_clusters']} clusters{each}, in {len(record.rounds)} rounds."
     ]
     if n_sites > 1:
-        sentences.append(f"To find them, each site's {unit}s were used at that site only.")
+        sentences.append(f"Each site kept its {unit}s to itself.")
     if "coordinator" in settings:
         sentences.append(
             f"The run was coordinated by {settings['coordinator']}; its agreement is "

@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-import numpy.typing as npt
 
 from dpfedc.engine.run_record import RunRecord
 from dpfedc.errors import InvalidInput
 from dpfedc.model_file import ClusterModel
 from dpfedc.report.content import report_content
 from dpfedc.report.output_files import (
+    Labels,
     centers_table,
-    labels_table,
     read_sizes,
     require_replaceable,
     require_writable,
@@ -52,8 +49,7 @@ def write_results(
     folder: Path,
     model: ClusterModel,
     record: RunRecord,
-    sites: npt.NDArray[Any],
-    labels: npt.NDArray[Any],
+    labels: Labels,
 ) -> Path:
     """Write all files of the run into `folder` and return the path of the page.
 
@@ -65,10 +61,10 @@ def write_results(
         RECORD_NAME: record.to_bytes(),
         MODEL_NAME: model.to_bytes(),
         CENTERS_NAME: centers_table(model),
-        LABELS_NAME: labels_table(sites, labels),
+        LABELS_NAME: labels.to_bytes(),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    write_together(folder, files, gone=PAGE_NAMES)
+    write_together(folder, files, gone=PAGE_NAMES, private=(LABELS_NAME,))
     return write_page(folder)
 
 

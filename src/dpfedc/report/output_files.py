@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,9 +17,11 @@ from dpfedc.errors import InvalidInput
 from dpfedc.kernels.metrics import cluster_sizes
 from dpfedc.kernels.segments import by_column
 from dpfedc.model_file import ClusterModel
+from dpfedc.report.content import size_rows
+from dpfedc.tables.trial_records import TrialRecords
 from dpfedc.whole_files import csv_bytes, write_whole
 
-LABELS_HEAD = ("site", "record", "cluster")
+SITE, RECORD, CLUSTER = "site", "record", "cluster"
 PLAN_HEAD = '{\n "unit": "'
 """How the JSON of a privacy plan starts."""
 
@@ -31,16 +34,50 @@ def centers_table(model: ClusterModel) -> bytes:
     return csv_bytes(names, ([str(value) for value in row] for row in centers))
 
 
-def labels_table(sites: npt.NDArray[Any], labels: npt.NDArray[Any]) -> bytes:
-    """Return one row per record, in input order: its site, its number there from 1, its cluster."""
-    columns = (sites.tolist(), numbers_at_site(sites).tolist(), labels.tolist())
-    return csv_bytes(LABELS_HEAD, zip(*columns, strict=True))
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """The cluster of each record (-1: it is null), its site, and its id as the table has it.
 
+    Without ids a record is known by its number at the site, from 1. `id_name` is the column's.
+    """
 
-def write_labels(path: Path, sites: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
-    """Write the table of labels, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, labels_table(sites, labels))
+    sites: npt.NDArray[Any]
+    clusters: npt.NDArray[Any]
+    ids: Sequence[str] | None = None
+    id_name: str = RECORD
+
+    @classmethod
+    def of(
+        cls,
+        records: TrialRecords,
+        model: ClusterModel,
+        clusters: npt.NDArray[np.int32] | None = None,
+    ) -> Labels:
+        """Return the labels that a model gives to records, unless they are known already."""
+        clusters = model.labels(records.X) if clusters is None else clusters
+        if records.present is not None:
+            clusters = np.where(records.present, clusters, -1)
+        sites = np.full(len(clusters), "all") if records.sites is None else records.sites
+        schema = records.schema
+        name = None if schema is None else schema.person or schema.id
+        name = name or ("person" if records.unit == "person" else RECORD)
+        return cls(sites, clusters, records.ids, name)
+
+    def sizes(self, n_clusters: int) -> list[dict[str, int]]:
+        """Return how many records each cluster has, and at how many sites; null ones have none."""
+        there = self.clusters >= 0
+        return size_rows(self.clusters[there], self.sites[there], n_clusters)
+
+    def to_bytes(self) -> bytes:
+        """Return the labels as CSV, one row per record, in the order of the table."""
+        ids = numbers_at_site(self.sites).tolist() if self.ids is None else self.ids
+        columns = (self.sites.tolist(), ids, self.clusters.tolist())
+        return csv_bytes((SITE, self.id_name, CLUSTER), zip(*columns, strict=True))
+
+    def write(self, path: Path) -> None:
+        """Write the labels, whole or not at all; nobody but the owner can read them."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, self.to_bytes(), private=True)
 
 
 def read_sizes(path: Path, n_clusters: int) -> tuple[npt.NDArray[np.int64], list[str]]:
@@ -51,9 +88,11 @@ def read_sizes(path: Path, n_clusters: int) -> tuple[npt.NDArray[np.int64], list
     try:
         with path.open(newline="", encoding="utf-8") as stream:
             rows = csv.reader(stream)
-            if tuple(next(rows, ())) != LABELS_HEAD:
-                raise ValueError(f"its columns must be {', '.join(LABELS_HEAD)}")
-            sites, _, labels = zip(*rows, strict=True)
+            head = next(rows, [])
+            if len(head) != 3 or head[::2] != [SITE, CLUSTER]:
+                raise ValueError(f"its columns must be {SITE}, a record's id, {CLUSTER}")
+            known = [row for row in rows if row[-1] != "-1"]
+            sites, _, labels = zip(*known, strict=True)
         clusters = np.array(labels, dtype=np.int64)
         if clusters.min() < 0 or clusters.max() >= n_clusters:
             raise ValueError(f"its clusters must be from 0 to {n_clusters - 1}")
@@ -78,19 +117,27 @@ def numbers_at_site(sites: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 def require_labels_path(path: Path, *, inputs: Iterable[Path] = ()) -> None:
     """Say why labels cannot be written to `path`; a file that is not labels is never replaced."""
-    _require_own_file(path, ",".join(LABELS_HEAD), "earlier labels", inputs)
+    _require_own_file(path, _holds_labels, "earlier labels", inputs)
 
 
 def require_plan_path(path: Path) -> None:
     """Say why a privacy plan cannot be written to `path`; only an earlier plan is replaced."""
-    _require_own_file(path, PLAN_HEAD, "an earlier plan", ())
+    _require_own_file(path, lambda file: starts_with(file, PLAN_HEAD), "an earlier plan", ())
 
 
-def _require_own_file(path: Path, head: str, what: str, inputs: Iterable[Path]) -> None:
+def _holds_labels(path: Path) -> bool:
+    with path.open(newline="", encoding="utf-8", errors="replace") as stream:
+        head = next(csv.reader([stream.readline(10_000)]), [])
+    return len(head) == 3 and head[::2] == [SITE, CLUSTER]
+
+
+def _require_own_file(
+    path: Path, is_own: Callable[[Path], bool], what: str, inputs: Iterable[Path]
+) -> None:
     require_writable(path.parent)
     if os.path.lexists(path):
         require_replaceable(path, inputs)
-        if not starts_with(path, head):
+        if not is_own(path):
             raise InvalidInput(
                 f"the output must be a new file or {what}, got the other file {path}"
             )

@@ -13,6 +13,9 @@ import numpy as np
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none"})
 """Texts that say that there is no number, in lower case."""
 
+UNREAD = "\ufffd"
+"""What stands for a letter that could not be decoded."""
+
 _NUMERIC = (str, int, float, Decimal)
 _MOST_DIGITS = 400  # beyond them a whole number is not written out: it could take all memory
 

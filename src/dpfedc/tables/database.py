@@ -41,19 +41,26 @@ def database_table(
     """
     sa = _sqlalchemy()
     engine, table = _found(_with_password(url, password_env), name, schema, where)
+    numeric = (sa.Integer, sa.Numeric, sa.Float, sa.Boolean)
     keys = list(table.primary_key.columns)
     if order_by is not None and order_by not in table.c:
         raise InvalidInput(f"{where} must have the column order_by={order_by!r}")
     order = keys if order_by is None else [table.c[order_by], *keys]
     if not order:
-        raise InvalidInput(f"{where} must have a primary key, or else order_by")
+        raise InvalidInput(f"{where} must have a primary key, or else order_by (--order-by)")
+
+    def plain(column: Any) -> Any:
+        # A driver fails on dates that Python has none of, so the database writes them out.
+        if not isinstance(column.type, (*numeric, sa.String, sa.types.NullType)):
+            column = sa.cast(column, sa.Text)
+        return sa.type_coerce(column, sa.types.NullType())
 
     def rows(numbers: Sequence[str], texts: Sequence[str]) -> Iterator[Block]:
         names = list(dict.fromkeys((*numbers, *texts))) or [table.c.keys()[0]]
         chosen = [table.c[name] for name in names]
         # Without a type, values come as the driver has them: SQLAlchemy's own conversions fail on
         # what SQLite lets into any column. Rows that tie are ordered by what is read of them.
-        query = sa.select(*(sa.type_coerce(column, sa.types.NullType()) for column in chosen))
+        query = sa.select(*map(plain, chosen))
         query = query.order_by(*order, *([] if keys else chosen))
         with engine.connect() as connection:
             result = connection.execution_options(yield_per=BLOCK_ROWS).execute(query)
@@ -70,7 +77,6 @@ def database_table(
         while (block := _answer(lambda: next(left, None), where, kind)) is not None:
             yield block
 
-    numeric = (sa.Integer, sa.Numeric, sa.Float, sa.Boolean)
     kinds = {column.name: isinstance(column.type, numeric) for column in table.c}
     return StoredTable(where, kinds, frozenset(column.name for column in keys), read)
 

@@ -1,17 +1,15 @@
 """Where a site's records are: a file or a database table, as its configuration says.
 
-`schema` and `check` are for the operator: they look at values and may speak of them. `load` is for
-the deployed site: what it raises depends on the table's structure alone. A row that has no finite
-number in every column becomes null: it keeps its slot, and nothing tells that it is there.
+`check` is for the operator: it looks at values and may count them. `load` is for the deployed site:
+what it raises depends on the table's structure alone. A cell that is not as it should be is a gap,
+and nothing tells that it is there.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,54 +17,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpfedc.errors import InvalidInput
+from dpfedc.tables.encode import Records, encoded_table
 from dpfedc.tables.formats import StrPath, file_table
-from dpfedc.tables.stored import Bools, Floats, StoredTable, listed, word_columns
+from dpfedc.tables.schema import Schema
+from dpfedc.tables.stored import StoredTable, listed, word_columns
+from dpfedc.tables.text_files import Dialect
 
 if TYPE_CHECKING:
     from dpfedc.tables.check import Report
 
-_TEXTS = ("path", "url", "table", "table_schema", "order_by", "record_id", "password_env")
+_TEXTS = (
+    "path", "url", "table", "table_schema", "order_by", "person", "password_env", "delimiter",
+    "encoding", "decimal",
+)  # fmt: skip
 _DATABASE_ONLY = ("table", "table_schema", "order_by", "password_env")
-
-
-@dataclass(frozen=True)
-class Schema:
-    """The columns that a site offers or a federation agrees on, in order; all hold numbers."""
-
-    names: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "names", _names("names", self.names))
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Return what each column holds."""
-        return ("number",) * len(self.names)
-
-    @property
-    def fingerprint(self) -> str:
-        """Return a SHA-256 that is equal for equal columns in equal order, however stored."""
-        text = json.dumps({"names": self.names, "kinds": self.kinds}, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
-
-
-@dataclass(frozen=True, eq=False)
-class Records:
-    """What a site works on: X is n x m, and a row that is not `present` is null and zero."""
-
-    X: Floats
-    present: Bools
+_TEXT_ONLY = ("delimiter", "encoding", "decimal")
 
 
 @dataclass(frozen=True)
 class DataSource:
     """A file (see `tables.formats`), or a database URL and a table or view.
 
-    `columns` are the features in order; None means every column of numbers that is not in `drop`,
-    the primary key, `order_by` or `record_id`. A table without a primary key needs `order_by`, a
-    column of distinct values, as a record is known by its place. `record_id` tells `check` which
-    rows belong together. A password comes from the environment variable `password_env`, never from
-    the URL.
+    A schema says which columns are read, and how. Without one, `columns` are the features in order;
+    None means every column of numbers that is not in `drop`, the primary key, `order_by` or
+    `person`, the column with a person's id. A table without a primary key needs `order_by`, a
+    column of distinct values, as a record is known by its place. A password comes from the
+    environment variable `password_env`, never from the URL. `delimiter`, `encoding` and `decimal`
+    are those of a text file.
     """
 
     path: StrPath | None = None
@@ -76,8 +53,11 @@ class DataSource:
     columns: tuple[str, ...] | None = None
     drop: tuple[str, ...] = ()
     order_by: str | None = None
-    record_id: str | None = None
+    person: str | None = None
     password_env: str | None = None
+    delimiter: str | None = None
+    encoding: str | None = None
+    decimal: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.path, os.PathLike):
@@ -97,10 +77,20 @@ class DataSource:
             given = [name for name in _DATABASE_ONLY if getattr(self, name) is not None]
             if given:
                 raise InvalidInput(f"{given[0]} must be left out for a file, it is for a database")
+            _ = self.dialect
         elif self.table is None:
             raise InvalidInput("table must name a table of the database, got none")
         else:
             _database().parsed_url(self.url)
+            given = [name for name in _TEXT_ONLY if getattr(self, name) is not None]
+            if given:
+                raise InvalidInput(f"{given[0]} must be left out for a database")
+
+    @property
+    def dialect(self) -> Dialect:
+        """Return how the file is written, if it is text."""
+        given = {name: getattr(self, name) for name in _TEXT_ONLY}
+        return Dialect(**{name: value for name, value in given.items() if value is not None})
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], *, folder: Path) -> DataSource:
@@ -130,44 +120,58 @@ class DataSource:
         table = self.table if self.table_schema is None else f"{self.table_schema}.{self.table}"
         return f"table {table} of {_database().parsed_url(self.url).render_as_string()}"
 
-    def schema(self) -> Schema:
-        """Return the features; needs their values where storage has no types, as in CSV.
+    def plain_schema(self, features: Sequence[str] | None = None) -> Schema:
+        """Return the schema of columns of numbers as they stand, where nobody wrote one.
 
-        There a column holds numbers if at least half of its filled cells do: a typing error makes
-        its row null, not its column vanish.
+        Which columns hold numbers follows from their values where storage has no types, as in CSV:
+        at least half of the filled cells must be numbers.
+        """
+        if features is None:
+            table = self.opened()
+            offered = self.offered(table)
+            words = word_columns(table, offered)
+            if words and self.columns is not None:
+                raise InvalidInput(f"{self.where}: columns must hold numbers, got {listed(words)}")
+            features = tuple(name for name in offered if name not in words)
+            if not features:
+                got = listed(words)
+                raise InvalidInput(f"{self.where} must have a column of numbers, got {got}")
+        return Schema.plain(_names("features", features), person=self.person)
+
+    def load(
+        self,
+        expected: Schema | Sequence[str],
+        *,
+        persons: Sequence[str] | None = None,
+        key: Callable[[str], str] = str,
+    ) -> Records:
+        """Return the site's records, in an order that does not change.
+
+        By a schema, which is public; or the expected columns of numbers as they stand, where a
+        record with a gap is null. `persons` are those that were declared, by `key` of their ids.
         """
         table = self.opened()
-        offered = self.offered(table)
-        words = word_columns(table, offered)
-        if words and self.columns is not None:
-            raise InvalidInput(f"{self.where}: columns must hold numbers, got {listed(words)}")
-        names = tuple(name for name in offered if name not in words)
-        if not names:
-            raise InvalidInput(f"{self.where} must have a column of numbers, got {listed(words)}")
-        return Schema(names)
-
-    def load(self, expected: Schema | Sequence[str]) -> Records:
-        """Return the expected columns of every row, in an order that does not change."""
-        names, table = expected_names(expected), self.opened()
-        offered = self.offered(table)
+        if isinstance(expected, Schema):
+            return encoded_table(table, expected.for_site(), persons=persons, key=key)
+        names, offered = _names("expected", expected), self.offered(table)
         absent = [name for name in names if name not in offered or table.columns[name] is False]
         if absent:
             raise InvalidInput(f"{self.where} must offer columns of numbers {listed(absent)}")
-        X = table.whole(names).numbers
-        present: Bools = np.all(np.isfinite(X), axis=1)
-        X[~present] = 0
-        return Records(X, present)
+        records = encoded_table(table, self.plain_schema(names), persons=persons, key=key)
+        present = np.asarray(np.isfinite(records.X).all(axis=1))
+        records.X[~present] = 0
+        return replace(records, present=present)
 
-    def check(self, expected: Schema | Sequence[str] | None = None) -> Report:
+    def check(self, schema: Schema | None = None) -> Report:
         """Return what an operator should know before taking part; it is never sent."""
         from dpfedc.tables.check import checked_source
 
-        return checked_source(self, expected)
+        return checked_source(self, schema)
 
     def opened(self) -> StoredTable:
         """Return the table as it is stored."""
         if self.path is not None:
-            return file_table(Path(self.path))
+            return file_table(Path(self.path), self.dialect)
         database = _database()
         found: StoredTable = database.database_table(
             database.parsed_url(str(self.url)), str(self.table), schema=self.table_schema,
@@ -177,11 +181,11 @@ class DataSource:
 
     def offered(self, table: StoredTable) -> tuple[str, ...]:
         """Return the columns that may be features, if all that the settings name are there."""
-        named = (*(self.columns or ()), *self.drop, *filter(None, (self.record_id,)))
+        named = (*(self.columns or ()), *self.drop, *filter(None, (self.person,)))
         absent = [name for name in named if name not in table.columns]
         if absent:
             raise InvalidInput(f"{self.where} must have columns {listed(absent)}")
-        unused = {*self.drop, *table.keys, self.order_by, self.record_id}
+        unused = {*self.drop, *table.keys, self.order_by, self.person}
         return self.columns or tuple(name for name in table.columns if name not in unused)
 
 
@@ -201,8 +205,3 @@ def _names(setting: str, names: Sequence[str]) -> tuple[str, ...]:
     if twice:
         raise InvalidInput(f"{setting} must differ, got twice {listed(twice)}")
     return plain
-
-
-def expected_names(expected: Schema | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the columns that are expected."""
-    return expected.names if isinstance(expected, Schema) else _names("expected", expected)

@@ -92,24 +92,39 @@ class StoredTable:
 
     def whole(self, numbers: Sequence[str] = (), texts: Sequence[str] = ()) -> Block:
         """Read the named columns of all rows as one block."""
-        X, n = np.empty((0, len(numbers))), 0
+        X = GrowingRows(len(numbers))
         columns: list[list[npt.NDArray[np.int64]]] = [[] for _ in texts]
         seen: list[dict[str, int]] = [{} for _ in texts]
         broken = [np.zeros(0, dtype=np.bool_)]
         for block in self.blocks(numbers, texts):
-            end = n + block.n_rows
-            if end > len(X):  # the system moves pages, so growing copies nothing and doubles less
-                X.resize((max(end, len(X) * 5 // 4), len(numbers)), refcheck=False)
-            X[n:end] = block.numbers
-            n = end
+            X.room(block.n_rows)[:] = block.numbers
             broken.append(block.broken)
             for column, known, part in zip(columns, seen, block.texts, strict=True):
                 places = [known.setdefault(cell, len(known)) for cell in part.distinct]
                 column.append(np.array([*places, -1])[part.codes])
-        X.resize((n, len(numbers)), refcheck=False)
         codes = [np.concatenate([np.zeros(0, dtype=np.int64), *column]) for column in columns]
         joined = (Texts(tuple(known), c) for known, c in zip(seen, codes, strict=True))
-        return Block(X, tuple(joined), np.concatenate(broken))
+        return Block(X.whole(), tuple(joined), np.concatenate(broken))
+
+
+class GrowingRows:
+    """A matrix to which rows are added, without ever being there twice."""
+
+    def __init__(self, n_columns: int) -> None:
+        self._X, self._n = np.empty((0, n_columns)), 0
+
+    def room(self, n_rows: int) -> Floats:
+        """Return new rows to be filled, which must not be kept."""
+        start, self._n = self._n, self._n + n_rows
+        if self._n > len(self._X):  # the system moves pages, so growing copies nothing
+            rows = max(self._n, len(self._X) * 5 // 4)
+            self._X.resize((rows, self._X.shape[1]), refcheck=False)
+        return self._X[start : self._n]
+
+    def whole(self) -> Floats:
+        """Return all rows."""
+        self._X.resize((self._n, self._X.shape[1]), refcheck=False)
+        return self._X
 
 
 def column_table(
@@ -206,13 +221,18 @@ def worded(block: Block) -> Bools:
 
 @contextmanager
 def readable(where: object) -> Iterator[None]:
-    """Turn whatever a parser raises into one line: the file is missing or damaged."""
+    """Turn whatever a parser raises into one line: the file is missing or damaged.
+
+    A parser's own words are not repeated, as they may quote a cell.
+    """
     try:
         yield
     except DPFedCError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = f"a file that is damaged or of another format ({type(error).__name__})"
+        if isinstance(error, OSError) and error.strerror:
+            reason = error.strerror.lower()
         raise DataUnavailable(f"{where} must be a readable file, got: {reason}") from error
 
 

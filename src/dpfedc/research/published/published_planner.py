@@ -38,6 +38,7 @@ class PublishedMethod(DPFedCMethod):
     name = "published"
     settings = {**DP_FEDC.settings, "mean_energy": number(0.0, least=0)}  # noqa: RUF012
     proved = False
+    reads_tables = False
     model_steps = PUBLISHED_FINAL_STEPS
 
     def plan(
@@ -81,7 +82,7 @@ class PublishedMethod(DPFedCMethod):
             "Not protected: labels, cluster sizes and scores, which are exact.",
         )
 
-    def declared(self, given: Settings, n_features: int) -> dict[str, Float]:
+    def declared(self, given: Settings, facts: Federation) -> dict[str, Float]:
         """Return nothing: the paper clips gradients, not records."""
         return {}
 

@@ -84,11 +84,11 @@ class FuzzyMethod(RivalMethod):
         )
         return (stage,)
 
-    def declared(self, given: Settings, n_features: int) -> dict[str, Float]:
+    def declared(self, given: Settings, facts: Federation) -> dict[str, Float]:
         """Return the given start."""
         if given.get("init") is None:
             return {}
-        return {"centers": checked_start(given["init"], given["n_clusters"], n_features)}
+        return {"centers": checked_start(given["init"], given["n_clusters"], facts.n_features)}
 
 
 class FederatedFuzzyCMeans(RivalClusterer):

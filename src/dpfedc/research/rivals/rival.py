@@ -29,7 +29,7 @@ class RivalMethod(Method):
 
     proved = False
 
-    def declared(self, given: Settings, n_features: int) -> dict[str, Float]:
+    def declared(self, given: Settings, facts: Federation) -> dict[str, Float]:
         """Return the norm that records are clipped to, if it is given."""
         bound = given.get("norm_bound")
         return {} if bound is None else {"bound": np.asarray(bound, dtype=np.float64)}
