@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dpfedc import DPFedC, stack_sites
@@ -238,3 +239,44 @@ def test_bad_stacks_of_sites(arrays, message):
 def test_errors_belong_to_one_tree():
     assert issubclass(InvalidInput, DPFedCError)
     assert issubclass(InvalidInput, ValueError)  # scikit-learn's convention
+
+
+TABLE = {"column": [{"name": "age", "kind": "number", "range": [0, 100]}]}
+
+
+def test_ids_at_more_sites_than_is_promised_for_are_warned_of():
+    frame = pd.DataFrame({"age": np.linspace(1, 99, 40), "who": list(range(10)) * 4})
+    sites = np.repeat([0, 1, 2, 3], 10)
+    with pytest.warns(UtilityWarning, match="at 4 sites.*sites_per_person=4"):
+        DPFedC(2, epsilon=None).fit(frame, sites=sites, schema=TABLE, persons="who")
+    with pytest.warns(UtilityWarning, match="at 4 sites"):
+        DPFedC(2, epsilon=None).fit(frame[["age"]], sites=sites, persons=frame["who"])
+
+
+def test_ranges_that_leave_nothing_are_warned_of():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"age": rng.uniform(100, 900, 40), "lab": rng.uniform(0, 1, 40)})
+    lab = {"name": "lab", "kind": "number", "range": [0, 1]}
+    with pytest.warns(UtilityWarning, match="most values of column 'age' are clipped"):
+        DPFedC(2, epsilon=None).fit(frame, schema={"column": [*TABLE["column"], lab]})
+
+
+def test_what_a_table_of_numbers_must_not_hold_is_refused_in_one_line():
+    ages = np.linspace(1, 99, 40)
+    for more, words in (
+        ({"patient_id": np.arange(40)}, "column 'patient_id' looks like ids or codes"),
+        ({"sex": ["F", "M"] * 20}, "column 'sex' must hold numbers without gaps"),
+        ({"lab": [np.nan, *ages[1:]]}, "column 'lab' must hold numbers without gaps"),
+    ):
+        with pytest.raises(InvalidInput, match=words):
+            DPFedC(2, epsilon=None).fit(pd.DataFrame({"age": ages, **more}))
+
+
+def test_a_model_of_a_table_wants_a_table():
+    frame = pd.DataFrame({"age": np.linspace(1, 99, 40)})
+    model = DPFedC(2, epsilon=None, random_state=0).fit(frame, schema=TABLE)
+    np.testing.assert_array_equal(model.predict(frame), model.labels_)
+    with pytest.raises(InvalidInput, match="X must be a DataFrame, as in fit, got ndarray"):
+        model.predict(frame.to_numpy())
+    gone = model.predict(pd.DataFrame({"age": [None, 5.0]}))
+    assert gone.tolist() == [-1, model.labels_[0]]

@@ -17,7 +17,7 @@ from dpfedc.privacy.statement import (
     odds_factor,
     what_is_protected,
 )
-from dpfedc.tables.schema import in_words
+from dpfedc.tables.schema_columns import in_words
 
 NOISE_WORDS = {
     "secure": "secure: exact sums, and integers drawn by the site from its operating system's own "

@@ -33,6 +33,7 @@ from dpfedc.estimators.record_checks import (
     refuse_gaps,
     refuse_ids,
     warn_of_columns,
+    warn_of_persons,
 )
 from dpfedc.kernels.devices import torch_device
 from dpfedc.kernels.metrics import clustering_accuracy
@@ -136,13 +137,16 @@ class FederatedClusterer(
         if schema is not None:
             records = frame_records(X, as_schema(schema), sites=sites, persons=persons, y=y)
             warn_of_columns(records)
+            warn_of_persons(records)
             return self.fit_records(records)
         X, sites, persons = named_columns(X, sites, persons)
         refuse_ids(X)
         refuse_gaps(X)
         X = validate_data(self, X, dtype=[np.float64, np.float32], order="C", ensure_min_samples=1)
         if persons is not None:
-            return self.fit_records(person_records(X, sites, persons, y))
+            records = person_records(X, sites, persons, y)
+            warn_of_persons(records)
+            return self.fit_records(records)
         return self.fit_records(TrialRecords(X, sites, y))
 
     def fit_records(self, records: TrialRecords) -> FederatedClusterer:

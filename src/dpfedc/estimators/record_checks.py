@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,20 @@ def warn_of_columns(records: TrialRecords) -> None:
             text = f"most values of column {column.name!r} are clipped to the ends of its range"
             warnings.warn(text, UtilityWarning, stacklevel=3)
         at += len(column.features)
+
+
+def warn_of_persons(records: TrialRecords) -> None:
+    """Warn of ids at more sites than is promised for: they may be the same persons."""
+    if records.unit != "person" or records.ids is None or records.sites is None:
+        return
+    most = max(Counter(records.ids).values(), default=0)
+    if most > records.sites_per_person:
+        warnings.warn(
+            f"some ids of persons are at {most} sites: if they are the same persons, the promise "
+            f"for them needs sites_per_person={most}",
+            UtilityWarning,
+            stacklevel=3,
+        )
 
 
 def check_records(

@@ -13,7 +13,8 @@ from dpfedc.errors import DPFedCError
 from dpfedc.tables.cells import UNREAD, words
 from dpfedc.tables.ids import looks_like_id
 from dpfedc.tables.persons import time_of
-from dpfedc.tables.schema import AUTO, Column, Schema
+from dpfedc.tables.schema import Schema
+from dpfedc.tables.schema_columns import AUTO, Column
 from dpfedc.tables.stored import Block, Bools, Floats, StoredTable, Texts, listed
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dpfedc.errors import InvalidInput
 from dpfedc.tables.cells import UNREAD, is_word, number
 from dpfedc.tables.ids import is_id_name, looks_like_id
 from dpfedc.tables.persons import time_of
-from dpfedc.tables.schema import OTHER
+from dpfedc.tables.schema_columns import OTHER
 from dpfedc.tables.stored import StoredTable
 
 MAX_DISTINCT = 20

@@ -18,7 +18,8 @@ from dpfedc.errors import InvalidInput
 from dpfedc.tables.cells import UNREAD, is_word
 from dpfedc.tables.layout import GAPS
 from dpfedc.tables.persons import per_person, time_of
-from dpfedc.tables.schema import Column, Schema
+from dpfedc.tables.schema import Schema
+from dpfedc.tables.schema_columns import Column
 from dpfedc.tables.stored import GrowingRows, StoredTable, Texts, listed
 
 Floats = npt.NDArray[np.float64]
