@@ -8,9 +8,9 @@ from typing import Annotated
 from dpfedc.cli.console import print_sizes, print_table
 from dpfedc.cli.input_records import Tables, for_model
 from dpfedc.cli.options import (
-    Decimal,
-    Delimiter,
-    Encoding,
+    Decimals,
+    Delimiters,
+    Encodings,
     Files,
     LabelColumn,
     Model,
@@ -26,9 +26,9 @@ def evaluate(
     person_column: PersonColumn = None,
     site_column: SiteColumn = None,
     label_column: LabelColumn = None,
-    delimiter: Delimiter = None,
-    encoding: Encoding = None,
-    decimal: Decimal = None,
+    delimiter: Delimiters = None,
+    encoding: Encodings = None,
+    decimal: Decimals = None,
     as_json: Annotated[bool, flag_option("--json", "Print one JSON object, for programs.")] = False,
 ) -> None:
     """Score a model on records.
@@ -46,9 +46,9 @@ def evaluate(
         site_column=site_column,
         label_column=label_column,
         person_column=person_column,
-        delimiter=delimiter,
-        encoding=encoding,
-        decimal=decimal,
+        delimiter=delimiter or (),
+        encoding=encoding or (),
+        decimal=decimal or (),
     )
     records = for_model(tables, fitted)
     labels = Labels.of(records, fitted)

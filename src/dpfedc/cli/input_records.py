@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from dpfedc.model_file import ClusterModel
     from dpfedc.tables.schema import Schema
     from dpfedc.tables.sources import DataSource
-    from dpfedc.tables.text_files import Dialect
     from dpfedc.tables.trial_records import TrialRecords
 
 DEFAULT_SITES = 20
+_DIALECT, _TEXT = ("delimiter", "encoding", "decimal"), (".csv", ".tsv")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,35 +43,31 @@ class Tables:
     sites_per_person: int | None = None
     drop: Sequence[str] = ()
     keep: Sequence[str] = ()
-    delimiter: str | None = None
-    encoding: str | None = None
-    decimal: str | None = None
+    delimiter: Sequence[str] = ()
+    encoding: Sequence[str] = ()
+    decimal: Sequence[str] = ()
     table: str | None = None
     order_by: str | None = None
     password_env: str | None = None
 
     @property
-    def dialect(self) -> Dialect:
-        """Return how text files are written."""
-        from dpfedc.tables.text_files import Dialect
-
-        given = {name: getattr(self, name) for name in ("delimiter", "encoding", "decimal")}
-        return Dialect(**{name: value for name, value in given.items() if value is not None})
-
-    @property
-    def sources(self) -> list[str | DataSource]:
-        """Return files by their paths, and databases with what is needed to read them."""
+    def sources(self) -> list[DataSource]:
+        """Return the tables, each with what is needed to read it."""
         from dpfedc.tables.sources import DataSource
 
-        named = ("table", "order_by", "password_env")
-        options = {name: getattr(self, name) for name in named}
-        found: list[str | DataSource] = [
-            DataSource(url=file, **options) if "://" in file else file for file in self.files
-        ]
-        unused = [name for name, value in options.items() if value is not None]
+        database = {name: getattr(self, name) for name in ("table", "order_by", "password_env")}
+        unused = [name for name, value in database.items() if value is not None]
         if unused and not any("://" in file for file in self.files):
             raise InvalidInput(f"--{unused[0].replace('_', '-')} is for a database, got files")
-        return found
+        how = {name: _by_file(name, getattr(self, name), self.files) for name in _DIALECT}
+
+        def source(file: str) -> DataSource:
+            if "://" in file:
+                return DataSource(url=file, **database)
+            said: dict[str, Any] = {name: how[name].get(file) for name in _DIALECT}
+            return DataSource(file, **said)
+
+        return [source(file) for file in self.files]
 
     def read(self, schema: Schema | None = None, *, all_columns: bool = True) -> TrialRecords:
         """Return the records of the tables, by a schema if there is one."""
@@ -88,7 +84,6 @@ class Tables:
                 person_column=self.person_column,
                 drop=self.drop,
                 keep=self.keep,
-                dialect=self.dialect,
             )
             return replace(found, sites_per_person=self.sites_per_person or 1)
         if self.drop or self.keep:
@@ -102,7 +97,6 @@ class Tables:
             self.sources,
             schema,
             label_column=self.label_column,
-            dialect=self.dialect,
             all_columns=all_columns,
         )
         if all_columns:
@@ -115,7 +109,7 @@ class Tables:
         from dpfedc.tables.check import ERROR, checked_tables
         from dpfedc.tables.trial_tables import opened_tables
 
-        opened = opened_tables(self.sources, schema.site, self.dialect)
+        opened = opened_tables(self.sources, schema.site)
         reports = checked_tables(list(opened.values()), schema)
         for report in reports:
             for finding in report.findings:
@@ -230,7 +224,7 @@ def _columns(tables: Tables) -> list[list[str]]:
     """Return the columns of each table that may be left out."""
     from dpfedc.tables.trial_tables import opened_tables
 
-    opened = opened_tables(tables.sources, None, tables.dialect)
+    opened = opened_tables(tables.sources)
     return [[n for n in table.columns if n not in table.keys] for table in opened.values()]
 
 
@@ -251,6 +245,29 @@ def _in_order(records: TrialRecords, model: ClusterModel) -> TrialRecords:
         lost = [name for name in expected if name not in got]
         raise InvalidInput(f"the records must have the model's features: missing {_listed(lost)}")
     return replace(records, X=records.X[:, [got.index(name) for name in expected]])
+
+
+def _by_file(option: str, values: Sequence[str], files: Sequence[str]) -> dict[str, str]:
+    """Return what an option says of each file: FILE=VALUE for one of them, VALUE for all others."""
+    found: dict[str, str] = {}
+    for value in sorted(values, key=lambda text: _named(text) is not None):
+        name = _named(value)
+        if name is None:
+            chosen = [file for file in files if file.lower().removesuffix(".gz").endswith(_TEXT)]
+        else:
+            chosen = [file for file in files if name in (file, Path(file).name)]
+        if not chosen:
+            got = "none" if name is None else f"one for {name!r}"
+            raise InvalidInput(f"--{option} must be for one of the files that are text, got {got}")
+        said = value if name is None else value[len(name) + 1 :]
+        found |= dict.fromkeys(chosen, said)
+    return found
+
+
+def _named(value: str) -> str | None:
+    """Return the file that a value is for; a lone = is itself a value."""
+    name, mark, said = value.partition("=")
+    return name if mark and name and said else None
 
 
 def _listed(names: Sequence[str]) -> str:

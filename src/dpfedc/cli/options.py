@@ -150,6 +150,16 @@ Delimiter = Annotated[
         show_default="what the header has",
     ),
 ]
+Delimiters = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[FILE=]CHARACTER",
+        help="What separates the cells of a text file: , ; | or tab. Repeat it as FILE=... for a "
+        "single file.",
+        rich_help_panel=_READING,
+        show_default="what the header has",
+    ),
+]
 Encoding = Annotated[
     str | None,
     typer.Option(
@@ -159,11 +169,31 @@ Encoding = Annotated[
         show_default="utf-8",
     ),
 ]
+Encodings = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[FILE=]NAME",
+        help="How a text file is encoded, such as latin-1. Repeat it as FILE=... for a "
+        "single file.",
+        rich_help_panel=_READING,
+        show_default="utf-8",
+    ),
+]
 Decimal = Annotated[
     str | None,
     typer.Option(
         metavar="CHARACTER",
         help="The decimal mark of a text file's numbers, . or a comma.",
+        rich_help_panel=_READING,
+        show_default=".",
+    ),
+]
+Decimals = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[FILE=]CHARACTER",
+        help="The decimal mark of a text file's numbers, . or a comma. Repeat it as FILE=... for a "
+        "single file.",
         rich_help_panel=_READING,
         show_default=".",
     ),

@@ -11,9 +11,9 @@ from dpfedc.cli.console import print_path, print_reports, print_sentence
 from dpfedc.cli.input_records import Tables
 from dpfedc.cli.options import (
     DatabaseTable,
-    Decimal,
-    Delimiter,
-    Encoding,
+    Decimals,
+    Delimiters,
+    Encodings,
     Files,
     OrderBy,
     PasswordEnv,
@@ -34,9 +34,9 @@ def draft(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where the schema goes.")
     ] = Path("schema.toml"),
-    delimiter: Delimiter = None,
-    encoding: Encoding = None,
-    decimal: Decimal = None,
+    delimiter: Delimiters = None,
+    encoding: Encodings = None,
+    decimal: Decimals = None,
     table: DatabaseTable = None,
     order_by: OrderBy = None,
     password_env: PasswordEnv = None,
@@ -52,12 +52,17 @@ def draft(
     from dpfedc.whole_files import write_whole
 
     given = Tables(
-        tuple(files), delimiter=delimiter, encoding=encoding, decimal=decimal, table=table,
-        order_by=order_by, password_env=password_env,
-    )  # fmt: skip
+        tuple(files),
+        delimiter=delimiter or (),
+        encoding=encoding or (),
+        decimal=decimal or (),
+        table=table,
+        order_by=order_by,
+        password_env=password_env,
+    )
     if output.exists():
         raise InvalidInput(f"{output} must be a new file, got one that is there already")
-    tables = opened_tables(given.sources, None, given.dialect)
+    tables = opened_tables(given.sources)
     text = drafted(list(tables.values()))
     write_whole(output, text.encode())
     left = sum(line.startswith('range = "?"') for line in text.splitlines())
@@ -78,9 +83,9 @@ def check(
     schema: Annotated[Path, typer.Option(metavar="FILE", help="The schema, a TOML file.")] = Path(
         "schema.toml"
     ),
-    delimiter: Delimiter = None,
-    encoding: Encoding = None,
-    decimal: Decimal = None,
+    delimiter: Delimiters = None,
+    encoding: Encodings = None,
+    decimal: Decimals = None,
     table: DatabaseTable = None,
     order_by: OrderBy = None,
     password_env: PasswordEnv = None,
@@ -96,13 +101,18 @@ def check(
     from dpfedc.tables.trial_tables import opened_tables
 
     given = Tables(
-        tuple(files), delimiter=delimiter, encoding=encoding, decimal=decimal, table=table,
-        order_by=order_by, password_env=password_env,
-    )  # fmt: skip
+        tuple(files),
+        delimiter=delimiter or (),
+        encoding=encoding or (),
+        decimal=decimal or (),
+        table=table,
+        order_by=order_by,
+        password_env=password_env,
+    )
     described = Schema.read(schema)
     if len(files) > 1:
         described = described.for_site()
-    tables = opened_tables(given.sources, described.site, given.dialect)
+    tables = opened_tables(given.sources, described.site)
     reports = checked_tables(list(tables.values()), described)
     print_reports(reports, quiet=quiet)
     bad = [report.where for report in reports if not report.ok]

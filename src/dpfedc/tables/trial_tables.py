@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from dpfedc.errors import InvalidInput
 from dpfedc.tables.cells import words
 from dpfedc.tables.check import MIN_RECORDS, NONE_HERE
 from dpfedc.tables.encode import Records
-from dpfedc.tables.formats import StrPath, file_table, suffix_of
+from dpfedc.tables.formats import StrPath, suffix_of
 from dpfedc.tables.ids import looks_like_id
 from dpfedc.tables.schema import Schema
 from dpfedc.tables.sources import DataSource
@@ -119,7 +119,9 @@ def _chained(parts: Iterable[tuple[str, ...] | None]) -> tuple[str, ...] | None:
 
 
 def opened_tables(
-    paths: StrPath | Sequence[StrPath | DataSource], site_column: str | None, dialect: Dialect
+    paths: StrPath | Sequence[StrPath | DataSource],
+    site_column: str | None = None,
+    dialect: Dialect = Dialect(),  # noqa: B008
 ) -> dict[str, StoredTable]:
     """Return the tables by the names of their sites: the file's stem, the database table's name."""
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
@@ -129,11 +131,10 @@ def opened_tables(
         raise InvalidInput(f"site_column must be None for several files, got {site_column!r}")
     tables: dict[str, StoredTable] = {}
     for one in given:
-        if isinstance(one, DataSource):
-            name, table = str(one.table), one.opened()
-        else:
-            file = Path(one)
-            name, table = file.name[: -len(suffix_of(file))], file_table(file, dialect)
+        source = one if isinstance(one, DataSource) else DataSource(one, **asdict(dialect))
+        file = None if source.path is None else Path(source.path)
+        name = str(source.table) if file is None else file.name[: -len(suffix_of(file))]
+        table = source.opened()
         if name in tables:
             alike = listed([tables[name].where, table.where])
             raise InvalidInput(f"file stems must differ, as they name the sites, got {alike}")
