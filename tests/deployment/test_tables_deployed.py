@@ -14,7 +14,7 @@ from dpfedc.deployment.keys import public_key
 from dpfedc.deployment.proposal import proposed
 from dpfedc.deployment.site_folder import PERSONS, SiteFolder
 from dpfedc.deployment.site_run import SiteRun
-from dpfedc.deployment.site_service import require_schema, require_unit
+from dpfedc.deployment.site_service import require_schema, require_unit, site_node
 from dpfedc.deployment.terms import terms
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels.column_view import seen
@@ -220,3 +220,17 @@ def test_another_schema_is_declared_with_its_slots(sites, tmp_path, capsys):
     assert "Its ledger is for unit person, its slots are records now" in said
     with pytest.raises(InvalidInput, match="needs --declare"):
         check(site.path, declare=False, schema=other)
+
+
+def test_a_run_does_not_go_on_with_other_persons_than_it_was_accepted_for(sites):
+    site, agreement = sites[0], agreement_of(sites)
+    site.keep(agreement)
+    site.accept(agreement.digest)
+    site.require_same_slots(agreement.digest)
+    ids = encoded_table(site.source.opened(), site.schema).ids
+    again = site.declaring(len(ids), DeclaredPersons.of(reversed(ids)))
+    with (
+        Ledger.open(site.ledger) as ledger,
+        pytest.raises(InvalidInput, match="accepted for other records than are declared now"),
+    ):
+        site_node(again, agreement.digest, ledger)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import re
 import shutil
@@ -246,7 +247,22 @@ class SiteFolder:
     def accept(self, digest: str) -> None:
         """Accept a run that was offered."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        write_whole(self.run(digest) / ACCEPTED, f"{now}\n".encode())
+        write_whole(self.run(digest) / ACCEPTED, f"{now}\n{self._slots()}\n".encode())
+
+    def require_same_slots(self, digest: str) -> None:
+        """Refuse to go on with a run whose slots were declared anew since it was accepted."""
+        _, *slots = (self.run(digest) / ACCEPTED).read_text(encoding="utf-8").splitlines()
+        if slots and slots != [self._slots()]:
+            raise InvalidInput(
+                f"run {digest[:12]} was accepted for other records than are declared now; it can "
+                "only be offered anew"
+            )
+
+    def _slots(self) -> str:
+        """Return what tells one declaration from another; it stays here."""
+        path = self.path / PERSONS
+        named = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "rows"
+        return f"{self.records} {named}"
 
     def run(self, digest: str) -> Path:
         """Return the folder of a run."""

@@ -228,6 +228,8 @@ def site_node(
     agreement = folder.agreement(run)
     require_schema(agreement, folder.schema)
     require_unit(agreement, folder.unit, ledger)
+    if folder.is_accepted(run):
+        folder.require_same_slots(run)
     records = folder.load(agreement)
     return SiteRun(
         agreement, run, folder.name, records.X, records.present, ledger,
