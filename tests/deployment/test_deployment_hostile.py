@@ -120,6 +120,23 @@ def test_what_nobody_thought_of_is_told_here_and_not_sent(service, folder, told,
     assert "No space left" in told[0]
 
 
+def test_not_even_a_panic_of_a_compiled_library_ends_the_process(service, told, monkeypatch):
+    class Panic(BaseException):
+        """What some compiled packages raise: no Exception."""
+
+    def broken(*_):
+        raise Panic("index out of bounds")
+
+    monkeypatch.setattr(SiteService, "_offered", broken)
+    assert opened(service.reply(b'{"kind":"offer"}')) == Refusal(FAILED)
+    assert "index out of bounds" in told[0]
+    monkeypatch.setattr(
+        SiteService, "_offered", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        service.reply(b'{"kind":"offer"}')
+
+
 def test_a_ledger_in_trouble_is_named_here_and_no_path_is_sent(folder, agreement, monkeypatch):
     """Somebody else holds the file; afterwards the same request is answered."""
     monkeypatch.setattr(chain, "_WAIT_S", 0.05)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dpfedc.errors import DataUnavailable, InvalidInput
+from dpfedc.tables.schema import Schema
 from dpfedc.tables.sources import DataSource
 from support.ports import reserved_port
 
@@ -184,3 +185,26 @@ def test_a_wrong_password_is_not_repeated(database, monkeypatch):
     report = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
     assert "hunter2" not in "".join(report.format())
     assert caught.value.__context__ is None
+
+
+def test_no_date_stops_a_table(database):
+    """The driver knows no such dates; raised at a site, that would be seen by the server."""
+    cursor, source = database
+    cursor.execute(
+        "CREATE TABLE visits (n int PRIMARY KEY, who text, age int, seen timestamp, born date, "
+        "long interval, at time)"
+    )
+    cursor.execute(
+        "INSERT INTO visits VALUES "
+        "(1, 'a', 40, 'infinity', '0044-03-15 BC', '400000000 days', '24:00:00'), "
+        "(2, 'a', 50, '2024-01-02 10:00', '12024-01-01', '-178000000 years', '10:00'), "
+        "(3, 'b', 60, '-infinity', 'infinity', '1 day', NULL)"
+    )
+    age = {"name": "age", "kind": "number", "range": [0, 100]}
+    for date in ("seen", "born", "long", "at"):
+        more = {"person": "who", "rows": "last", "date": date}
+        records = source("visits").load(Schema.of({"column": [age], **more}))
+        assert records.ids == ("a", "b")
+        assert records.present.all()
+    seen = Schema.of({"column": [age], "person": "who", "rows": "last", "date": "seen"})
+    assert source("visits").load(seen).X[0, 0] == pytest.approx(-0.2)  # infinity comes last
