@@ -36,20 +36,13 @@ def evaluate(
     Shows the k-means cost and the sizes of the clusters and, where the true groups are known
     (--label-column), accuracy, NMI and ARI. Nothing is written.
     """
+    options = locals()
     from dpfedc.model_file import ClusterModel
     from dpfedc.report.content import model_scores, score_rows
     from dpfedc.report.output_files import Labels
 
     fitted = ClusterModel.read(model)
-    tables = Tables(
-        tuple(files),
-        site_column=site_column,
-        label_column=label_column,
-        person_column=person_column,
-        delimiter=delimiter or (),
-        encoding=encoding or (),
-        decimal=decimal or (),
-    )
+    tables = Tables.of(options)
     records = for_model(tables, fitted)
     labels = Labels.of(records, fitted)
     found = model_scores(records, labels.clusters, model=fitted)

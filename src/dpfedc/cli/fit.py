@@ -209,6 +209,7 @@ def fit(
     Writes model.npz (for predict and evaluate), centres.csv, labels.csv (site, id, cluster),
     run.jsonl (what happened in each round) and report.html into the output folder.
     """
+    options = locals()
     from dpfedc.report.folder import require_results_folder
 
     privacy = privacy_settings(
@@ -222,22 +223,7 @@ def fit(
     )
     if variant is Variant.PUBLISHED and gradient_bound is None and not no_noise:
         raise InvalidInput("--variant published needs --gradient-bound or --no-noise, got neither")
-    tables = Tables(
-        tuple(files or ()),
-        schema,
-        site_column,
-        label_column,
-        person_column,
-        sites_per_person,
-        tuple(drop or ()),
-        tuple(keep or ()),
-        delimiter or (),
-        encoding or (),
-        decimal or (),
-        table,
-        order_by,
-        password_env,
-    )
+    tables = Tables.of(options)
     require_results_folder(output, inputs=tables.paths)
     deal = Deal(sites, split, labels_per_site, alpha, seed or 0)
     given = given_records(tables, data, n_records=n_records, deal=deal)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from dpfedc.model_file import ClusterModel
     from dpfedc.tables.schema import Schema
     from dpfedc.tables.sources import DataSource
+    from dpfedc.tables.stored import StoredTable
     from dpfedc.tables.trial_records import TrialRecords
 
 DEFAULT_SITES = 20
@@ -50,8 +52,21 @@ class Tables:
     order_by: str | None = None
     password_env: str | None = None
 
-    @property
-    def sources(self) -> list[DataSource]:
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Tables:
+        """Return what a command's options say, of all that it has; None and [] say nothing."""
+        given: dict[str, Any] = {f.name: options.get(f.name) for f in fields(cls)}
+        lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+        return cls(**{n: v for n, v in {**given, **lists}.items() if v is not None and v != ()})
+
+    @cached_property
+    def opened(self) -> dict[str, StoredTable]:
+        """Return the tables by the names of their sites."""
+        from dpfedc.tables.trial_tables import opened_tables
+
+        return opened_tables(self._sources())
+
+    def _sources(self) -> list[DataSource]:
         """Return the tables, each with what is needed to read it."""
         from dpfedc.tables.sources import DataSource
 
@@ -78,7 +93,7 @@ class Tables:
             schema = Schema.read(self.schema)
         if schema is None:
             found = read_tables(
-                self.sources,
+                self.opened,
                 site_column=self.site_column,
                 label_column=self.label_column,
                 person_column=self.person_column,
@@ -94,10 +109,7 @@ class Tables:
             sites_per_person=self.sites_per_person or schema.sites_per_person,
         )
         found = read_encoded(
-            self.sources,
-            schema,
-            label_column=self.label_column,
-            all_columns=all_columns,
+            self.opened, schema, label_column=self.label_column, all_columns=all_columns
         )
         if all_columns:
             self._tell(schema)
@@ -107,10 +119,8 @@ class Tables:
         """Print what is worth a look in the tables; refuse them for what cannot be meant."""
         from dpfedc.cli.console import print_reports
         from dpfedc.tables.check import ERROR, checked_tables
-        from dpfedc.tables.trial_tables import opened_tables
 
-        opened = opened_tables(self.sources, schema.site)
-        reports = checked_tables(list(opened.values()), schema)
+        reports = checked_tables(list(self.opened.values()), schema)
         for report in reports:
             for finding in report.findings:
                 if finding.severity == ERROR:
@@ -222,10 +232,7 @@ def for_model(tables: Tables, model: ClusterModel) -> TrialRecords:
 
 def _columns(tables: Tables) -> list[list[str]]:
     """Return the columns of each table that may be left out."""
-    from dpfedc.tables.trial_tables import opened_tables
-
-    opened = opened_tables(tables.sources)
-    return [[n for n in table.columns if n not in table.keys] for table in opened.values()]
+    return [[n for n in table.columns if n not in table.keys] for table in tables.opened.values()]
 
 
 def _in_order(records: TrialRecords, model: ClusterModel) -> TrialRecords:
@@ -239,12 +246,12 @@ def _in_order(records: TrialRecords, model: ClusterModel) -> TrialRecords:
             f"the records must have the model's {n_expected} features, got {len(got)}{details}"
         )
     unnamed = tuple(f"x{f}" for f in range(n_expected))
-    if unnamed in (got, expected) or not expected or got == expected:
+    if unnamed in (got, expected) or not expected:
         return records
     if set(got) != set(expected):
         lost = [name for name in expected if name not in got]
         raise InvalidInput(f"the records must have the model's features: missing {_listed(lost)}")
-    return replace(records, X=records.X[:, [got.index(name) for name in expected]])
+    return records.in_order(expected)
 
 
 def _by_file(option: str, values: Sequence[str], files: Sequence[str]) -> dict[str, str]:

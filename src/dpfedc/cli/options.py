@@ -141,90 +141,43 @@ Keep = Annotated[
         show_default=False,
     ),
 ]
-Delimiter = Annotated[
-    str | None,
-    typer.Option(
-        metavar="CHARACTER",
-        help="What separates the cells of a text file: , ; | or tab.",
-        rich_help_panel=_READING,
-        show_default="what the header has",
-    ),
-]
-Delimiters = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="[FILE=]CHARACTER",
-        help="What separates the cells of a text file: , ; | or tab. Repeat it as FILE=... for a "
-        "single file.",
-        rich_help_panel=_READING,
-        show_default="what the header has",
-    ),
-]
-Encoding = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="How a text file is encoded, such as latin-1.",
-        rich_help_panel=_READING,
-        show_default="utf-8",
-    ),
-]
-Encodings = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="[FILE=]NAME",
-        help="How a text file is encoded, such as latin-1. Repeat it as FILE=... for a "
-        "single file.",
-        rich_help_panel=_READING,
-        show_default="utf-8",
-    ),
-]
-Decimal = Annotated[
-    str | None,
-    typer.Option(
-        metavar="CHARACTER",
-        help="The decimal mark of a text file's numbers, . or a comma.",
-        rich_help_panel=_READING,
-        show_default=".",
-    ),
-]
-Decimals = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="[FILE=]CHARACTER",
-        help="The decimal mark of a text file's numbers, . or a comma. Repeat it as FILE=... for a "
-        "single file.",
-        rich_help_panel=_READING,
-        show_default=".",
-    ),
-]
+
+
+def _reading(metavar: str, help_text: str, default: Any, *names: str) -> Any:
+    """Return an option that says how a table is read."""
+    panel = {"rich_help_panel": _READING, "show_default": default}
+    return typer.Option(*names, metavar=metavar, help=help_text, **panel)
+
+
+def _of_each(metavar: str, help_text: str, default: Any) -> Any:
+    """Return the same option for several tables, of which each may have its own."""
+    more = f"{help_text} Repeat it as FILE=... for a single file."
+    return _reading(f"[FILE=]{metavar}", more, default)
+
+
+_DELIMITER = (
+    "CHARACTER",
+    "What separates the cells of a text file: , ; | or tab.",
+    "what the header has",
+)
+_ENCODING = ("NAME", "How a text file is encoded, such as latin-1.", "utf-8")
+_DECIMAL = ("CHARACTER", "The decimal mark of a text file's numbers, . or a comma.", ".")
+Delimiter = Annotated[str | None, _reading(*_DELIMITER)]
+Encoding = Annotated[str | None, _reading(*_ENCODING)]
+Decimal = Annotated[str | None, _reading(*_DECIMAL)]
+Delimiters = Annotated[list[str] | None, _of_each(*_DELIMITER)]
+Encodings = Annotated[list[str] | None, _of_each(*_ENCODING)]
+Decimals = Annotated[list[str] | None, _of_each(*_DECIMAL)]
 DatabaseTable = Annotated[
-    str | None,
-    typer.Option(
-        "--table",
-        metavar="NAME",
-        help="The table or view of a database.",
-        show_default=False,
-        rich_help_panel=_READING,
-    ),
+    str | None, _reading("NAME", "The table or view of a database.", False, "--table")
 ]
 OrderBy = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="The column that orders a database table without a primary key.",
-        show_default=False,
-        rich_help_panel=_READING,
-    ),
+    _reading("NAME", "The column that orders a database table without a primary key.", False),
 ]
 PasswordEnv = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="The environment variable with the database's password.",
-        show_default=False,
-        rich_help_panel=_READING,
-    ),
+    _reading("NAME", "The environment variable with the database's password.", False),
 ]
 SiteColumn = Annotated[
     str | None,

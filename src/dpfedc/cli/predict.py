@@ -46,21 +46,11 @@ def predict(
     others are not read. Writes one row per record or person, in the order of the input: its site,
     its id or number at the site, its cluster.
     """
+    options = locals()
     from dpfedc.model_file import ClusterModel
     from dpfedc.report.output_files import Labels, require_labels_path
 
-    tables = Tables(
-        tuple(files),
-        site_column=site_column,
-        label_column=label_column,
-        person_column=person_column,
-        delimiter=delimiter or (),
-        encoding=encoding or (),
-        decimal=decimal or (),
-        table=table,
-        order_by=order_by,
-        password_env=password_env,
-    )
+    tables = Tables.of(options)
     require_labels_path(output, inputs=(model, *tables.paths))
     fitted = ClusterModel.read(model)
     records = for_model(tables, fitted)

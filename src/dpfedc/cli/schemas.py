@@ -46,24 +46,15 @@ def draft(
     Ranges are left open: they must come from public knowledge, not from the data. Values of
     categories are looked up in the tables, so look through them before you share the file.
     """
+    options = locals()
     from dpfedc.errors import InvalidInput
     from dpfedc.tables.draft import drafted
-    from dpfedc.tables.trial_tables import opened_tables
     from dpfedc.whole_files import write_whole
 
-    given = Tables(
-        tuple(files),
-        delimiter=delimiter or (),
-        encoding=encoding or (),
-        decimal=decimal or (),
-        table=table,
-        order_by=order_by,
-        password_env=password_env,
-    )
+    given = Tables.of(options)
     if output.exists():
         raise InvalidInput(f"{output} must be a new file, got one that is there already")
-    tables = opened_tables(given.sources)
-    text = drafted(list(tables.values()))
+    text = drafted(list(given.opened.values()))
     write_whole(output, text.encode())
     left = sum(line.startswith('range = "?"') for line in text.splitlines())
     print_path("Schema", output)
@@ -95,25 +86,16 @@ def check(
 
     It counts and names rows and columns, and prints no value of any cell. Nothing is written.
     """
+    options = locals()
     from dpfedc.errors import InvalidInput
     from dpfedc.tables.check import checked_tables
     from dpfedc.tables.schema import Schema
-    from dpfedc.tables.trial_tables import opened_tables
 
-    given = Tables(
-        tuple(files),
-        delimiter=delimiter or (),
-        encoding=encoding or (),
-        decimal=decimal or (),
-        table=table,
-        order_by=order_by,
-        password_env=password_env,
-    )
+    given = Tables.of(options)
     described = Schema.read(schema)
     if len(files) > 1:
         described = described.for_site()
-    tables = opened_tables(given.sources, described.site)
-    reports = checked_tables(list(tables.values()), described)
+    reports = checked_tables(list(given.opened.values()), described)
     print_reports(reports, quiet=quiet)
     bad = [report.where for report in reports if not report.ok]
     if bad:

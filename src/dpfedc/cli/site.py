@@ -165,7 +165,8 @@ def labels(
     from dpfedc.deployment.site_folder import MODEL, SiteFolder
     from dpfedc.errors import DataUnavailable
     from dpfedc.model_file import ClusterModel
-    from dpfedc.report.output_files import RECORD, Labels, require_labels_path
+    from dpfedc.report.output_files import Labels, require_labels_path
+    from dpfedc.tables.trial_records import TrialRecords
 
     opened = SiteFolder.open(folder)
     digest = opened.resolve(run)
@@ -179,13 +180,12 @@ def labels(
     model = ClusterModel.read(path)
     agreement = opened.agreement(digest)
     records = opened.source.load(agreement.schema or agreement.features)
-    assigned = np.where(records.present, model.labels(records.X), -1)
-    schema = opened.schema
-    name = (schema.person or schema.id) if schema is not None else opened.source.person
-    Labels(np.full(len(assigned), opened.name), assigned, records.ids, name or RECORD).write(output)
+    schema = agreement.schema or opened.source.plain_schema(agreement.features)
+    sites = np.full(len(records.X), opened.name)
+    Labels.of(TrialRecords.of(records, schema, sites), model).write(output)
     null = int((~records.present).sum())
     if null:
-        without = "with gaps" if schema is None else "without any value"
+        without = "with gaps" if agreement.schema is None else "without any value"
         print_sentence(f"{null:,} records {without} have the label -1.")
     print_path("Labels", output)
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
 from dpfedc.clustering.stage import SLACK, Entry, Form, Known, SiteBatch, Stage, State
+from dpfedc.clustering.standardize import beyond_noise
 from dpfedc.kernels import Array
 from dpfedc.kernels.cluster_sums import one_hot
 from dpfedc.kernels.column_view import RANGE, SPREAD, FormedRows
@@ -79,8 +80,8 @@ class ColumnRanges(Stage):
 
     def told(self, noise: float, n_records: int) -> Self:
         """Return the stage with a count that noise alone does not reach: see `Bound`."""
-        std = noise * math.sqrt(len(self.columns))
-        threshold = std * math.sqrt(2 * math.log(1e4 * N_BINS * len(self.columns)))
+        n_columns = len(self.columns)
+        threshold = beyond_noise(noise * math.sqrt(n_columns), N_BINS * n_columns)
         return replace(self, min_count=max(threshold, 0.001 * n_records))
 
     def local(
@@ -145,7 +146,6 @@ class Spread(Stage):
     bounded: bool = False
     """Whether the scale is to be the records' bound, too."""
     noise_std: float = 0.0
-    n_records: int = 0
     name = "spread"
     n_rounds = 1
     purpose = "mean and spread of each column, and how many values it has"
@@ -191,7 +191,7 @@ class Spread(Stage):
 
     def told(self, noise: float, n_records: int) -> Self:
         """Return the stage with the noise of its sums."""
-        return replace(self, noise_std=noise * self.sensitivity({}, 1), n_records=n_records)
+        return replace(self, noise_std=noise * self.sensitivity({}, 1))
 
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
@@ -215,7 +215,7 @@ class Spread(Stage):
             at += width
             measure = self._number if group.kind == NUMBER else self._shares
             found[group.start] = measure(few)
-        view = column_arrays(self.layout, found, self.n_records or released.n_records)
+        view = column_arrays(self.layout, found, released.n_records)
         if not self.bounded:
             del view["bound"]
         return {**state, **_like(released.value, view)}

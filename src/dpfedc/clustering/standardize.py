@@ -136,6 +136,11 @@ MIN_SCALE = 2.0**-10
 """The scale is at least this part of the bound, so that noise cannot make it vanish."""
 
 
+def beyond_noise(noise_std: float, n_bins: int) -> float:
+    """Return a count that noise alone reaches in none of the bins, but once in 10,000 runs."""
+    return noise_std * math.sqrt(2 * math.log(1e4 * n_bins))
+
+
 @dataclass(frozen=True)
 class Bound(Stage):
     """Release a histogram of the records' norms; `bound` becomes the longest norm in common use.
@@ -170,7 +175,7 @@ class Bound(Stage):
         An empty bin passes for a full one once in 10,000 runs; and what is in bins with very few
         records may be clipped.
         """
-        threshold = noise * math.sqrt(2 * math.log(1e4 * N_BINS))
+        threshold = beyond_noise(noise, N_BINS)
         return replace(self, min_count=max(threshold, 0.005 * n_records))
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:

@@ -130,9 +130,8 @@ class FederatedClusterer(
         With a `schema` (a `Schema`, its path, or its content as a mapping) X is a DataFrame as it
         stands: columns are found by name and encoded, and gaps are allowed. `persons` holds one id
         per row: all rows of a person become one record, and the person is what epsilon protects.
-        For a DataFrame, sites
-        and persons may also name columns. `y` is used for the accuracy in `history_` when
-        diagnostics are on, and for nothing else.
+        For a DataFrame, sites and persons may also name columns. `y` is used for the accuracy in
+        `history_` when diagnostics are on, and for nothing else.
         """
         if schema is not None:
             records = frame_records(X, as_schema(schema), sites=sites, persons=persons, y=y)

@@ -43,16 +43,14 @@ def warn_of_columns(records: TrialRecords) -> None:
     if records.schema is None:
         return
     X = records.X[records.present]
-    at = 0
-    for column in records.schema.columns:
-        values = X[:, at]
+    for column, at in records.schema.placed:
+        values = X[:, at.start]
         filled = values[np.isfinite(values)]
         if column.kind == "number" and len(filled) == 0:
             warnings.warn(f"column {column.name!r} has no numbers", UtilityWarning, stacklevel=3)
         elif column.ends is not None and (np.abs(filled) == 1).mean() > MAX_CLIPPED:
             text = f"most values of column {column.name!r} are clipped to the ends of its range"
             warnings.warn(text, UtilityWarning, stacklevel=3)
-        at += len(column.features)
 
 
 def warn_of_persons(records: TrialRecords) -> None:

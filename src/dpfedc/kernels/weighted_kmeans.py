@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dpfedc.kernels.cluster_sums import cluster_means
+from dpfedc.kernels.cluster_sums import cluster_means, one_hot
 
 N_STEPS = 50
 
@@ -20,10 +20,8 @@ def weighted_kmeans(
     for starts in draws:
         found = _seeds(points, weights, starts)
         for _ in range(N_STEPS):
-            distances = ((points[:, None, :] - found[None, :, :]) ** 2).sum(axis=2)
-            members = (
-                np.equal.outer(distances.argmin(axis=1), np.arange(len(found))) * weights[:, None]
-            )
+            distances = _distances(points, found)
+            members = one_hot(distances.argmin(axis=1), len(found), points) * weights[:, None]
             moved = cluster_means(members.T @ points, members.sum(axis=0), found, least=1e-9)
             if np.array_equal(moved, found):
                 break
@@ -44,6 +42,12 @@ def _seeds(
     for draw in draws:
         total = np.cumsum(rates)
         chosen.append(min(int(np.searchsorted(total, draw * total[-1])), len(points) - 1))
-        distances = ((points[:, None, :] - points[chosen][None, :, :]) ** 2).sum(axis=2)
-        rates = weights * distances.min(axis=1) + 1e-12 * weights
+        rates = weights * _distances(points, points[chosen]).min(axis=1) + 1e-12 * weights
     return points[chosen]
+
+
+def _distances(
+    points: npt.NDArray[np.float64], centers: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Return all squared distances, from the differences themselves: there are few of them."""
+    return np.asarray(((points[:, None, :] - centers[None, :, :]) ** 2).sum(axis=2))

@@ -12,19 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from dpfedc.errors import InvalidInput
 from dpfedc.tables.cells import UNREAD, is_word
 from dpfedc.tables.layout import GAPS
-from dpfedc.tables.persons import per_person, time_of
+from dpfedc.tables.persons import Ints, per_person, time_of
 from dpfedc.tables.schema import Schema
 from dpfedc.tables.schema_columns import Column
-from dpfedc.tables.stored import GrowingRows, StoredTable, Texts, listed
+from dpfedc.tables.stored import Bools, Floats, GrowingRows, StoredTable, Texts, listed
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 Ids = tuple[str, ...]
 
 
@@ -109,16 +105,15 @@ def decoded(E: Floats, schema: Schema) -> Floats:
 
     Shares are those of a category's values, and sum to 1; of a mark, the share of gaps.
     """
-    out, at = np.array(E, dtype=np.float64), 0
-    for column in schema.columns:
-        width = len(column.features)
+    out = np.array(E, dtype=np.float64)
+    for column, at in schema.placed:
+        some = out[:, at]
         if column.kind == "number":
-            out[:, at] = decoded_numbers(out[:, at], column)
-            out[:, at + 1 : at + width] = out[:, at + 1 : at + width].clip(0.0, 1.0)
+            some[:, 0] = decoded_numbers(some[:, 0], column)
+            some[:, 1:] = some[:, 1:].clip(0.0, 1.0)
         else:
-            shares = out[:, at : at + width].clip(0.0, 1.0)
-            out[:, at : at + width] = shares / np.maximum(shares.sum(axis=1, keepdims=True), 1e-9)
-        at += width
+            shares = some.clip(0.0, 1.0)
+            some[:] = shares / np.maximum(shares.sum(axis=1, keepdims=True), 1e-9)
     return out
 
 
@@ -140,14 +135,11 @@ def encode_rows(
 ) -> None:
     """Encode some rows into X, from their columns; a column that is not there is all gaps."""
     X.fill(np.nan)
-    at = 0
-    for column in schema.columns:
-        width = len(column.features)
+    for column, at in schema.placed:
         if column.name in numbers:
-            X[:, at] = encoded_numbers(numbers[column.name], column)
+            X[:, at.start] = encoded_numbers(numbers[column.name], column)
         elif column.kind == "category" and column.name in texts:
-            X[:, at : at + width] = encoded_category(texts[column.name], column)
-        at += width
+            X[:, at] = encoded_category(texts[column.name], column)
 
 
 def encoded_table(
@@ -198,7 +190,7 @@ def encoded_table(
     if schema.person is not None:
         rows, first = of_row["id"], np.zeros(len(persons or ()), np.int64)
         if persons is None:
-            rows, first = _owners(of_row["id"], of_row.get("site"))
+            rows, first = owners(of_row["id"], of_row.get("site"))
         X = per_person(X, rows, len(first), schema.rows, np.concatenate(times) if times else None)
         of_row = {} if persons is not None else {role: c[first] for role, c in of_row.items()}
     found = {role: names[role].texts(c) for role, c in of_row.items()}
@@ -215,7 +207,7 @@ def _check_filled(where: str, columns: Mapping[str, Ints]) -> None:
             raise InvalidInput(f"{where}: row {row} has no {name!r}: fill it in, or take it out")
 
 
-def _owners(ids: Ints, sites: Ints | None) -> tuple[Ints, Ints]:
+def owners(ids: Ints, sites: Ints | None) -> tuple[Ints, Ints]:
     """Return each row's person, and each person's first row; a person is one at every site anew."""
     sites = np.zeros_like(ids) if sites is None else sites
     pairs = np.where(ids >= 0, sites * (ids.max(initial=0) + 1) + ids, -1)

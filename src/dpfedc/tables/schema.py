@@ -13,12 +13,13 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from dpfedc.errors import DataUnavailable, InvalidInput
 from dpfedc.settings import require_choice, require_integer
-from dpfedc.tables.layout import Group, Layout
+from dpfedc.tables.layout import Layout
 from dpfedc.tables.schema_columns import AUTO, ENTRIES, Column, checked_column
 
 ROW_RULES = ("mean", "first", "last")
@@ -51,12 +52,15 @@ class Schema:
         return tuple(name for column in self.columns for name in column.features)
 
     @cached_property
+    def placed(self) -> tuple[tuple[Column, slice], ...]:
+        """Return each column with the places of its features."""
+        ends = list(accumulate((len(column.features) for column in self.columns), initial=0))
+        return tuple(zip(self.columns, map(slice, ends[:-1], ends[1:]), strict=True))
+
+    @cached_property
     def layout(self) -> Layout:
         """Return what planning may know of the features."""
-        groups: list[Group] = []
-        for column in self.columns:
-            groups += column.groups(groups[-1].start + groups[-1].width if groups else 0)
-        return tuple(groups)
+        return tuple(group for column, at in self.placed for group in column.groups(at.start))
 
     @property
     def unit(self) -> str:

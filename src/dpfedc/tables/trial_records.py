@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from dpfedc.errors import InvalidInput
 from dpfedc.tables.cells import is_word, text
 from dpfedc.tables.check import MIN_RECORDS
-from dpfedc.tables.encode import Records, encoded_table
+from dpfedc.tables.encode import Records, encoded_table, owners
 from dpfedc.tables.persons import per_person
 from dpfedc.tables.schema import Schema
 from dpfedc.tables.stored import StoredTable, frame_table
@@ -55,6 +55,14 @@ class TrialRecords:
             records.X, sites, y, schema.features, records.present, schema, schema.unit,
             schema.sites_per_person, records.rows, records.ids,
         )  # fmt: skip
+
+    def in_order(self, names: Sequence[str]) -> TrialRecords:
+        """Return the same records with their features in another order."""
+        got = self.feature_names or ()
+        if got == tuple(names):
+            return self
+        X = self.X[:, [got.index(name) for name in names]]
+        return replace(self, X=X, feature_names=tuple(names))
 
 
 _WHOLE = re.compile("0|-?[1-9][0-9]{0,17}")
@@ -179,17 +187,14 @@ def person_records(
     at = np.zeros(len(X), dtype=np.int64)
     if sites is not None:
         at = np.unique(np.asarray(sites), return_inverse=True)[1]
-    number = np.unique(texts, return_inverse=True)[1]
-    _, first, owners = np.unique(
-        at * (number.max(initial=0) + 1) + number, return_index=True, return_inverse=True
-    )
-    means = per_person(X.astype(np.float64), owners.astype(np.int64), len(first), "mean")
+    rows, first = owners(np.unique(texts, return_inverse=True)[1], at)
+    means = per_person(X.astype(np.float64), rows, len(first), "mean")
     return TrialRecords(
         means.astype(np.float32 if X.dtype == np.float32 else np.float64, copy=False),
         None if sites is None else np.asarray(sites)[first],
         None if y is None else np.asarray(y)[first],
         names,
         unit="person",
-        rows=owners.astype(np.int64),
+        rows=rows,
         ids=tuple(texts[first].tolist()),
     )

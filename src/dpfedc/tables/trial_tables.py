@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,12 @@ from dpfedc.tables.trial_records import (
 )
 
 Array = npt.NDArray[Any]
+Given = StrPath | Sequence[StrPath | DataSource] | Mapping[str, StoredTable]
+"""Files, other sources, or tables that are open already, by the names of their sites."""
 
 
 def read_tables(
-    paths: StrPath | Sequence[StrPath | DataSource],
+    paths: Given,
     *,
     site_column: str | None = None,
     label_column: str | None = None,
@@ -71,7 +73,7 @@ def read_tables(
 
 
 def read_encoded(
-    paths: StrPath | Sequence[StrPath | DataSource],
+    paths: Given,
     schema: Schema,
     *,
     label_column: str | None = None,
@@ -119,7 +121,7 @@ def _chained(parts: Iterable[tuple[str, ...] | None]) -> tuple[str, ...] | None:
 
 
 def opened_tables(
-    paths: StrPath | Sequence[StrPath | DataSource],
+    paths: Given,
     site_column: str | None = None,
     dialect: Dialect = Dialect(),  # noqa: B008
 ) -> dict[str, StoredTable]:
@@ -129,6 +131,8 @@ def opened_tables(
         raise InvalidInput("paths must name at least one file, got none")
     if len(given) > 1 and site_column is not None:
         raise InvalidInput(f"site_column must be None for several files, got {site_column!r}")
+    if isinstance(paths, Mapping):
+        return dict(paths)
     tables: dict[str, StoredTable] = {}
     for one in given:
         source = one if isinstance(one, DataSource) else DataSource(one, **asdict(dialect))
@@ -244,6 +248,4 @@ def _alike(file: str, part: TrialRecords, first_file: str, first: TrialRecords) 
             f"{file} must have the columns of {first_file}: missing {listed(lost)}, unexpected "
             f"{listed(new)}; --drop them, or use a --schema, in which columns may be missing"
         )
-    if got == expected:
-        return part
-    return replace(part, X=part.X[:, [got.index(name) for name in expected]])
+    return part.in_order(expected)
