@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -107,6 +108,12 @@ def test_a_column_that_noise_swamps_is_left_out():
     assert np.isfinite(unseen(np.ones((2, 6)), state)).all()
 
 
+def test_sites_that_did_not_answer_are_not_counted_as_gaps():
+    X = table()
+    planned = Spread(LAYOUT).told(0.0, 5 * len(X))
+    np.testing.assert_allclose(released(planned, X)["column_mean"][2], np.isnan(X[:, 1]).mean())
+
+
 def test_nobody_has_the_column():
     X = table()
     X[:, 1] = np.nan
@@ -173,6 +180,25 @@ def test_the_view_of_a_record_depends_on_no_other(j, value):
     other[j] = value
     rest = np.arange(len(X)) != j
     np.testing.assert_array_equal(seen(other, state)[rest], seen(X, state)[rest])
+
+
+@pytest.mark.parametrize("stage", [
+    Spread(LAYOUT), ColumnRanges(tuple(replace(g, auto=g.kind == "number") for g in LAYOUT))
+])  # fmt: skip
+def test_a_record_beyond_its_ranges_is_clipped_by_its_true_norm(stage):
+    """No stage rests on what the encoding promised."""
+    X = table(60)
+    X[:20] *= 1e6
+    X[20] = np.nan
+    batch = SiteBatch(X, np.array([0, len(X)]), np.array([0]))
+    contribution = stage.local(batch, {}, 1, None, Randomness(0))
+    terms = contribution.terms(slice(0, len(X))).reshape(len(X), -1)
+    np.testing.assert_allclose(contribution.norms, np.linalg.norm(terms, axis=1), rtol=1e-12)
+    bound = stage.sensitivity({}, 1)
+    whole = contribution.clipped(bound, None)
+    for j in range(0, len(X), 7):
+        without = contribution.clipped(bound, np.arange(len(X)) != j)
+        assert np.linalg.norm(whole - without) <= bound * (1 + 1e-9)
 
 
 def test_a_table_needs_no_bound_mean_or_scale():

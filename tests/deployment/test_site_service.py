@@ -10,7 +10,7 @@ from dpfedc.deployment import control
 from dpfedc.deployment.control import opened
 from dpfedc.deployment.messages import Answer, Refusal, Request
 from dpfedc.deployment.site_folder import AGREEMENT, MAX_PENDING, MODEL, SiteFolder
-from dpfedc.deployment.site_service import NOT_READY, SiteService
+from dpfedc.deployment.site_service import NOT_READY, SiteService, site_node
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.ledger import BasicCap, GaussianCap, Ledger
 from dpfedc.randomness import Randomness
@@ -253,6 +253,18 @@ def test_an_offer_for_another_unit_than_the_ledgers_is_refused(tmp_path, unit, o
     refusal = opened(service.reply(control.offer(agreement_with([folder], unit=other))))
     assert f"must be for unit {unit}, as the site's slots are, got {other}" in refusal.reason
     service.close()
+
+
+def test_no_acceptance_makes_persons_of_rows(tmp_path):
+    """Not even one that was written into the folder, with a ledger for persons."""
+    folder = site_folder(tmp_path, "berlin")
+    with Ledger.open(folder.ledger) as ledger:
+        ledger.change_unit("person", rows_per_person=1)
+        agreement = agreement_with([folder], unit="person")
+        folder.keep(agreement)
+        folder.accept(agreement.digest)
+        with pytest.raises(InvalidInput, match="as the site's slots are, got person"):
+            site_node(folder, agreement.digest, ledger, allow_simulated=True)
 
 
 def second_request(agreement, site="berlin"):
