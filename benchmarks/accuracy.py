@@ -21,7 +21,7 @@ from sklearn.cluster import KMeans
 from sklearn.datasets import make_blobs
 
 from dpfedc import DPFedC
-from dpfedc.errors import DataUnavailable, UtilityWarning
+from dpfedc.errors import BudgetWarning, DataUnavailable, UtilityWarning
 from dpfedc.kernels.metrics import scores
 from dpfedc.research.datasets import mnist, tcga_mirna
 from dpfedc.research.partition import iid, label_shards
@@ -85,6 +85,7 @@ def separated_blobs(m: int, k: int, seed: int, n: int) -> tuple[Any, Any]:
 def fitted_scores(X: Any, y: Any, sites: Any, k: int, seed: int, **settings: Any) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UtilityWarning)  # delta is the design's 1e-4 throughout
+        warnings.simplefilter("ignore", BudgetWarning)
         model = DPFedC(k, delta=DELTA, random_state=seed, **settings).fit(X, sites=sites)
     promised = model.privacy_.epsilon if model.privacy_ else None
     return {**scores(X, model.labels_, y), "epsilon": promised, "rounds": model.n_iter_}

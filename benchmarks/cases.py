@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfedc import DPFedC
-from dpfedc.errors import DataUnavailable, UtilityWarning
+from dpfedc.errors import BudgetWarning, DataUnavailable, UtilityWarning
 from dpfedc.research.datasets import mnist, tcga_mirna
 from dpfedc.research.partition import iid, label_shards
 
@@ -58,6 +58,7 @@ class Case:
         with warnings.catch_warnings():
             # Timing does not depend on whether the clusters stand out from the noise.
             warnings.simplefilter("ignore", UtilityWarning)
+            warnings.simplefilter("ignore", BudgetWarning)
             return self.settings.estimator().fit(self.X, sites=self.sites)
 
 

@@ -43,7 +43,7 @@ from dpfedc.clustering import factorization
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.engine.rounds import run
 from dpfedc.engine.simulated import SimulatedSites, Sites
-from dpfedc.errors import UtilityWarning
+from dpfedc.errors import BudgetWarning, UtilityWarning
 from dpfedc.kernels.clipping import clip_weights
 from dpfedc.kernels.devices import fused_kernels, on_host
 from dpfedc.kernels.metrics import clustering_accuracy
@@ -203,6 +203,7 @@ def longest_record(device: str, n: int = 400) -> float:
 def fit(case: Any, given: Any, **more: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UtilityWarning)
+        warnings.simplefilter("ignore", BudgetWarning)
         settings = {**asdict(case.settings), "device": given.device, **more}
         return DPFedC(**settings).fit(case.X, sites=case.sites)
 

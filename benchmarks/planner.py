@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from dpfedc import DPFedC
 from dpfedc.clustering.registry import method_named
 from dpfedc.clustering.run_plan import Federation
-from dpfedc.errors import DataUnavailable, UtilityWarning
+from dpfedc.errors import BudgetWarning, DataUnavailable, UtilityWarning
 from dpfedc.kernels.metrics import clustering_accuracy
 from dpfedc.research.datasets import digits, mnist, tcga_mirna
 from dpfedc.research.partition import iid
@@ -47,6 +47,7 @@ def accuracy(name: str, trust: str, epsilon: float, seed: int, options: dict[str
     sites = iid(len(data.X), N_SITES, rng=np.random.default_rng(seed))
     with warnings.catch_warnings(), threadpool_limits(limits=1):
         warnings.simplefilter("ignore", UtilityWarning)
+        warnings.simplefilter("ignore", BudgetWarning)
         model = DPFedC(k, epsilon=epsilon, delta=DELTA, trust=trust, random_state=seed, **options)
         return clustering_accuracy(data.y, model.fit(data.X, sites=sites).labels_)
 

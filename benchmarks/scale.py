@@ -27,7 +27,7 @@ from measuring import AnonymousPeak, machine, timed, write_json
 from threadpoolctl import threadpool_limits
 
 from dpfedc import DPFedC
-from dpfedc.errors import UtilityWarning
+from dpfedc.errors import BudgetWarning, UtilityWarning
 
 M, K, ROUNDS, PER_ROUND = 100, 20, 20, 1_000
 SHAPES = {"many-small": (1_000_000, 10), "few-large": (1_000, 10_000)}
@@ -70,6 +70,7 @@ def measured(path: Path, n_sites: int, per_site: int, per_round: int) -> dict[st
     )
     with warnings.catch_warnings(), AnonymousPeak() as memory:
         warnings.simplefilter("ignore", UtilityWarning)
+        warnings.simplefilter("ignore", BudgetWarning)
         seconds, _ = timed(lambda: model.fit(X, sites=sites))
     # The first round follows other work: the time between two ends is that of a round.
     per_round_s = statistics.median(np.diff(ends).tolist())

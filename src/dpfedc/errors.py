@@ -27,3 +27,7 @@ class Refused(DPFedCError):
 
 class UtilityWarning(UserWarning):
     """The run is valid, but its result is likely to be poor."""
+
+
+class BudgetWarning(UserWarning):
+    """The same records have been clustered before in this process; the cost adds up."""

@@ -24,7 +24,7 @@ from dpfedc.settings import (
 ESTIMATORS = [
     DPFedC, DPLloyd, FederatedKMeans, KMeansParallel, KFed, CoresetKMedian, FederatedFuzzyCMeans,
 ]  # fmt: skip
-OUTSIDE = {"random_state", "on_round", "device", "variant"}
+OUTSIDE = {"random_state", "on_round", "device", "ledger", "variant"}
 """Parameters that are no setting of a method: they say how, where and by which one it is run."""
 OWN_DEFAULTS = {
     DPFedC: {"epsilon": 1.0, "trust": "local"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
@@ -35,6 +36,7 @@ from dpfedc.estimators.record_checks import (
     warn_of_columns,
     warn_of_persons,
 )
+from dpfedc.estimators.spending import counted_fit
 from dpfedc.kernels.devices import torch_device
 from dpfedc.kernels.metrics import clustering_accuracy
 from dpfedc.kernels.threads import rows_over_threads
@@ -77,6 +79,8 @@ class FederatedClusterer(
     """What is being clustered, during `fit`."""
     device: str | None = None
     """Torch's device for the records and all that is computed from them; None for NumPy."""
+    ledger: str | os.PathLike[str] | None = None
+    """The file that fits with a privacy plan are charged to; None: they are only counted."""
 
     def _keep(self, parameters: Mapping[str, Any]) -> None:
         """Set every parameter of `__init__` as the attribute that scikit-learn wants it to be."""
@@ -165,9 +169,6 @@ class FederatedClusterer(
         if self.epsilon is not None:
             noise = SimulatedNoise(randomness)
             noise = noise if place is None else TorchNoise(randomness, device=place)
-        gate: Gate | OpenGate = OpenGate(noise)
-        if plan.privacy is not None and noise is not None:
-            gate = Gate(plan.privacy, noise, randomness)
 
         def on_round(entry: RoundRecord) -> None:
             if self.on_round is not None:
@@ -176,7 +177,13 @@ class FederatedClusterer(
         diagnosis = None
         if self.diagnostics:
             diagnosis = self._diagnoser(plan, self._truth(records.y, federation))
-        with rows_over_threads():
+        with counted_fit(records, plan.privacy, self.ledger) as spending, rows_over_threads():
+            gate: Gate | OpenGate = OpenGate(noise)
+            if spending is not None:
+                spending.warn()
+            if plan.privacy is not None and noise is not None:
+                on_charge = None if spending is None else spending.charge
+                gate = Gate(plan.privacy, noise, randomness, on_charge=on_charge)
             last = run(
                 plan.stages,
                 SimulatedSites(federation, gate, randomness, diagnosis),
@@ -185,9 +192,10 @@ class FederatedClusterer(
                 on_round=on_round,
             )
         facts = self._facts(federation)
+        settings = {n: v for n, v in self.get_params(deep=False).items() if n != "ledger"}
         finished = concluded(
             self.method_name,
-            {**self.get_params(deep=False), "noise": None if noise is None else "simulated"},
+            {**settings, "noise": None if noise is None else "simulated"},
             plan,
             facts,
             last.rounds,
@@ -196,6 +204,7 @@ class FederatedClusterer(
             results=self._more_results(facts),
         )
         self.privacy_ = finished.privacy
+        self.spent_ = None if spending is None else spending.spent
         self.model_ = finished.model
         self.history_ = finished.record.with_exact() if self.diagnostics else finished.record
         self.cluster_centers_ = self.model_.cluster_centers

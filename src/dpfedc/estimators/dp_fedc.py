@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -147,6 +148,10 @@ class DPFedC(FederatedClusterer):
     device : str or None, default=None
         None computes with NumPy. "cpu", "cuda" or "cuda:1" moves the records to that device once
         and computes there with Torch (extra `gpu`); what is fitted is in NumPy arrays again.
+    ledger : path or None, default=None
+        A ledger file (`dpfedc ledger init`) that this fit is charged to before every release, by
+        the rules of a deployed site. A fit that is more than is left of its cap is refused before
+        the first. Needs epsilon, and not the published variant.
     on_round : callable or None, default=None
         Called after every round with its RoundRecord and the number of rounds of the whole run.
 
@@ -162,6 +167,10 @@ class DPFedC(FederatedClusterer):
         The number of rounds of all stages.
     privacy_ : PrivacyGuarantee or None
         What the run promises for every record; None where nothing is proved.
+    spent_ : Spent or None
+        What the fits of this process on the same records would cost together in a deployment:
+        n_fits, epsilon, delta, unit. The second one comes with a `BudgetWarning`. None where
+        nothing is proved.
     model_ : ClusterModel
         Everything `predict` needs; can be written to a file.
 
@@ -216,6 +225,7 @@ class DPFedC(FederatedClusterer):
         n_restarts: int = 1,
         cells: int | str | None = "auto",
         device: str | None = None,
+        ledger: str | os.PathLike[str] | None = None,
         on_round: OnRound | None = None,
     ) -> None:
         self._keep(locals())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,8 @@ class FederatedKMeans(FederatedClusterer):
     min_survivors, colluding_sites : see DPFedC
     random_state : int, RandomState or None, default=None
     diagnostics : bool, default=False
+    ledger : path or None, default=None
+        A ledger file that this fit is charged to, as for DPFedC. Needs epsilon.
     on_round : callable or None, default=None
     """
 
@@ -66,6 +69,7 @@ class FederatedKMeans(FederatedClusterer):
         colluding_sites: int = 0,
         random_state: Any = None,
         diagnostics: bool = False,
+        ledger: str | os.PathLike[str] | None = None,
         on_round: OnRound | None = None,
     ) -> None:
         self._keep(locals())
@@ -97,7 +101,8 @@ class DPLloyd(FederatedKMeans):
     (2016), with Gaussian noise and this package's accounting. Private by default; few rounds,
     because every round spends.
 
-    Parameters are those of FederatedKMeans.
+    Parameters are those of FederatedKMeans. `spent_` says what the fits of this process on the same
+    records would cost together, as for DPFedC.
     """
 
     method_name = "dp-lloyd"
@@ -117,6 +122,7 @@ class DPLloyd(FederatedKMeans):
         colluding_sites: int = 0,
         random_state: Any = None,
         diagnostics: bool = False,
+        ledger: str | os.PathLike[str] | None = None,
         on_round: OnRound | None = None,
     ) -> None:
         self._keep(locals())

@@ -36,6 +36,8 @@ from dpfedc.privacy.sums import Batch, OuterSum, Part, kept, summed
 from dpfedc.randomness import Randomness
 from dpfedc.settings import require_integer
 
+OnCharge = Callable[[str, int], None]
+"""Called with stage and round."""
 _GATE = object()
 NO_EXACT_SUM = (
     "stage {!r} must be a sum over records to have secure noise: local steps (extra_steps > 0) and "
@@ -118,12 +120,15 @@ class Gate:
     """The gate of a run with a plan: one site's, or that of all sites in one process.
 
     With `SecureNoise` sums are exact, and coins come from the operating system, not `randomness`.
+    `on_charge` is called before a release that takes some site further than any has come in the
+    stage; what it raises stops the release.
     """
 
     plan: PrivacyPlan
     noise: SimulatedNoise | SecureNoise
     randomness: Randomness | None = None
     events: list[ReleaseEvent] = field(default_factory=list)
+    on_charge: OnCharge | None = None
     _charged: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     _last_round: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     _sampled: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
@@ -284,6 +289,8 @@ class Gate:
                 f"a round of stage {stage!r} is planned for {planned.sites_per_round} sites, "
                 f"got {len(sites)}"
             )
+        if self.on_charge is not None and counts[sites].max() == counts.max():
+            self.on_charge(stage, t)
         counts[sites] += 1
         last[sites] = t
         return planned
