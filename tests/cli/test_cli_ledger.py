@@ -7,7 +7,7 @@ import pytest
 from dpfedc.privacy.accountant import plan_epsilon
 from dpfedc.privacy.ledger import BasicCap, GaussianCap, Ledger
 from dpfedc.privacy.statement import rounded_up
-from support.command_line import outcome
+from support.command_line import ROLES, outcome
 from support.ledgers import PLAN, TOGETHER, charge, used
 
 
@@ -162,3 +162,56 @@ def test_changes_that_mean_nothing(dpfedc, tmp_path, words, message):
     assert (code, out) == (2, "")
     assert message in err
     assert spent(path)[0] == "record"
+
+
+def test_trials_are_charged_to_a_ledger_until_its_cap_is_spent(dpfedc, table, tmp_path):
+    path, n_runs = tmp_path / "trials.ledger", 0
+    fit = ("fit", table, "--clusters", 3, *ROLES, "--no-diagnostics", "--epsilon", 2)
+    code, _, err = dpfedc(*fit, "--output", tmp_path / "none", "--ledger", path)
+    assert code == 2
+    assert f"this makes one: dpfedc ledger init {path} --cap-epsilon 10 --cap-delta 1e-5" in err
+    assert not (tmp_path / "none").exists()
+
+    code, out, err = dpfedc("ledger", "init", path, "--cap-epsilon", 3, "--cap-delta", 1e-5)
+    assert (code, err) == (0, "")
+    assert path.name in out
+    for name in "abc":
+        code, _, err = dpfedc(*fit, "--output", tmp_path / name, "--ledger", path)
+        if code:
+            break
+        n_runs += 1
+    assert (code, n_runs) == (2, 2)  # noise adds up: twice epsilon 2 is less than 3
+    assert "error: over the lifetime cap of 'trials'" in err
+    assert not (tmp_path / "c").exists()
+
+    code, out, _ = dpfedc("ledger", "show", path)
+    assert code == 0
+    runs = {row[0] for row in cells(out) if row[0].startswith("trial-")}
+    assert len(runs) == n_runs
+    assert dpfedc("ledger", "verify", path)[0] == 0
+
+
+def test_a_new_ledger_says_what_it_is_for(dpfedc, tmp_path):
+    path = tmp_path / "l"
+    words = ("--cap-epsilon", 4, "--cap-delta", 1e-6, "--cap-kind", "basic", "--unit", "person")
+    assert dpfedc("ledger", "init", path, *words, "--holding", "ward 7")[0] == 0
+    with Ledger.open(path) as ledger:
+        assert ledger.unit == "person"
+        assert ledger.opening.holding == "ward 7"
+        assert ledger.opening.cap_kind == "basic"
+        assert ledger.opening.limits == {"epsilon": 4.0, "delta": 1e-6}
+    code, _, err = dpfedc("ledger", "init", path, *words)
+    assert code == 2
+    assert "ledger must be a new file" in err
+    code, _, err = dpfedc("ledger", "init", tmp_path / "m", "--cap-epsilon", -1, "--cap-delta", 0.1)
+    assert code == 2
+    assert "epsilon must be" in err
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_trial_without_noise_cannot_be_charged(dpfedc, table, tmp_path):
+    dpfedc("ledger", "init", tmp_path / "l", "--cap-epsilon", 3, "--cap-delta", 1e-5)
+    words = ("--clusters", 3, *ROLES, "--no-noise", "--ledger", tmp_path / "l")
+    code, _, err = dpfedc("fit", table, *words, "--output", tmp_path / "r")
+    assert code == 2
+    assert "ledger must be left out where nothing is proved" in err

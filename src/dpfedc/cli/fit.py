@@ -129,6 +129,16 @@ def fit(
             rich_help_panel=PRIVACY,
         ),
     ] = False,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Charge this trial to a ledger, as a deployed site would; it is refused if it is "
+            "more than is left of the cap. `dpfedc ledger init` makes one.",
+            show_default="trials are not charged",
+            rich_help_panel=PRIVACY,
+        ),
+    ] = None,
     norm_bound: Annotated[
         float | None,
         number_option(
@@ -235,6 +245,7 @@ def fit(
         compare=compare,
         n_clusters=clusters,
         **privacy,
+        ledger=ledger,
         norm_bound="auto" if norm_bound is None else norm_bound,
         variant=str(variant),
         n_rounds="auto" if rounds is None else rounds,

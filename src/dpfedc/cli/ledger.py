@@ -1,4 +1,4 @@
-"""`dpfedc ledger`: what a site has spent of its lifetime cap, and whether its ledger is whole."""
+"""`dpfedc ledger`: what was spent of a lifetime cap, and whether the ledger is whole."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpfedc.cli.console import confirmed, print_paragraphs, print_sentence, print_table
+from dpfedc.cli.console import (
+    confirmed,
+    print_paragraphs,
+    print_path,
+    print_sentence,
+    print_table,
+)
+from dpfedc.cli.lifetime_cap import CapDelta, CapEpsilon, CapKind, KindOfCap, chosen_cap
 from dpfedc.cli.options import Unit, count_option, flag_option
 
 if TYPE_CHECKING:
@@ -16,8 +23,8 @@ if TYPE_CHECKING:
 
 ledger = typer.Typer(
     name="ledger",
-    help="Look at a site's ledger, which charges every release to a lifetime cap, or change what "
-    "the cap is for.",
+    help="Look at a ledger, which charges every release to a lifetime cap, change what the cap is "
+    "for, or make one for trials.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -32,12 +39,41 @@ _MEANING = {
     "delta": "delta",
 }
 
-_File = Annotated[Path, typer.Argument(metavar="FILE", help="The site's ledger.")]
+_File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger of a site, or of trials.")]
+
+
+@ledger.command()
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The new ledger.")],
+    cap_epsilon: CapEpsilon,
+    cap_delta: CapDelta,
+    cap_kind: KindOfCap = CapKind.GAUSSIAN,
+    unit: Annotated[
+        Unit, typer.Option(metavar="UNIT", help="What the cap is for: one record or one person.")
+    ] = Unit.RECORD,
+    holding: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The people or things that the records are about.",
+            show_default="the file's name",
+        ),
+    ] = None,
+) -> None:
+    """Make a ledger for trials, which `dpfedc fit --ledger` and `DPFedC(ledger=...)` charge.
+
+    A deployed site has one of its own, from `dpfedc site init`.
+    """
+    from dpfedc.privacy.ledger import Ledger
+
+    cap = chosen_cap(cap_kind, cap_epsilon, cap_delta)
+    Ledger.create(file, holding=holding or file.stem, cap=cap, unit=str(unit)).close()
+    print_path("Ledger", file)
 
 
 @ledger.command()
 def show(file: _File) -> None:
-    """Show what a site has spent of its lifetime cap, what is left, and in which runs."""
+    """Show what was spent of the lifetime cap, what is left, and in which runs."""
     from dpfedc.privacy.ledger import Ledger
     from dpfedc.privacy.statement import rounded_up
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dpfedc.cli.console import print_path, print_reports, print_sentence
+from dpfedc.cli.lifetime_cap import CapDelta, CapEpsilon, CapKind, KindOfCap, chosen_cap
 from dpfedc.cli.options import (
     DatabaseTable,
     Decimal,
@@ -20,7 +20,6 @@ from dpfedc.cli.options import (
     PersonColumn,
     SchemaFile,
     flag_option,
-    number_option,
 )
 
 if TYPE_CHECKING:
@@ -29,13 +28,6 @@ if TYPE_CHECKING:
     from dpfedc.tables.sources import DataSource
 
 SiteFolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The site's folder.")]
-
-
-class CapKind(StrEnum):
-    """The two kinds of lifetime cap."""
-
-    GAUSSIAN = "gaussian"
-    BASIC = "basic"
 
 
 def init(
@@ -53,14 +45,8 @@ def init(
             show_default=False,
         ),
     ],
-    cap_epsilon: Annotated[
-        float,
-        number_option(
-            "The epsilon that all runs together may ever spend on these records.",
-            show_default=False,
-        ),
-    ],
-    cap_delta: Annotated[float, number_option("The delta that belongs to it.", show_default=False)],
+    cap_epsilon: CapEpsilon,
+    cap_delta: CapDelta,
     ca: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The server's ca.crt.", show_default=False),
@@ -69,14 +55,7 @@ def init(
         bool,
         flag_option("--insecure", "No --ca and no encryption. For a server on this machine only."),
     ] = False,
-    cap_kind: Annotated[
-        CapKind,
-        typer.Option(
-            metavar="KIND",
-            help="How spending adds up: gaussian (noise adds up, more runs fit in) or basic "
-            "(epsilons add up).",
-        ),
-    ] = CapKind.GAUSSIAN,
+    cap_kind: KindOfCap = CapKind.GAUSSIAN,
     holding: Annotated[
         str | None,
         typer.Option(
@@ -112,7 +91,6 @@ def init(
     from dpfedc.deployment.keys import fingerprint
     from dpfedc.deployment.site_folder import SiteFolder
     from dpfedc.errors import InvalidInput
-    from dpfedc.privacy.ledger import BasicCap, GaussianCap
     from dpfedc.tables.schema import Schema
     from dpfedc.tables.sources import DataSource
 
@@ -143,7 +121,6 @@ def init(
     if not report.ok:
         raise InvalidInput(f"{data} cannot be used; the table above says why")
     persons = _declared(source, described)
-    kind = GaussianCap if cap_kind is CapKind.GAUSSIAN else BasicCap
     made = SiteFolder.create(
         folder,
         name=name,
@@ -151,7 +128,7 @@ def init(
         authority=ca,
         data=settings,
         records=report.n_records,
-        cap=kind(cap_epsilon, cap_delta),
+        cap=chosen_cap(cap_kind, cap_epsilon, cap_delta),
         holding=holding or name,
         schema=schema,
         persons=persons,
