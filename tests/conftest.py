@@ -17,6 +17,14 @@ settings.register_profile(
 settings.load_profile("deterministic")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """Keep what commands remember, in other processes too, away from the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def rng():
     return np.random.default_rng(20240917)

@@ -39,6 +39,8 @@ def same(one, other):
         if isinstance(a, np.ndarray):
             assert a.dtype == b.dtype
             np.testing.assert_array_equal(a, b)
+        elif name == "view":
+            np.testing.assert_equal(dict(b), dict(a))
         else:
             assert a == b, name
     return True
@@ -51,6 +53,14 @@ def same(one, other):
         {"scale": None, "centers": None, "by_membership": True, "feature_names": None},
         {"directions": np.eye(3, 5), "constant": 0.5},
         {"directions": np.eye(3, 4, dtype=np.float32), "center": np.zeros(4, np.float32)},
+        {
+            "sizes": np.array([40.0, -3.5, 0.0]),
+            "size_errors": np.full(3, 7.25),
+            "center_errors": np.where(np.eye(3, 4) > 0, np.inf, 0.125),
+            "within": 0.375,
+            "names": {0: "the young", 2: "ältere"},
+        },
+        {"sizes": np.ones(3), "within": -0.01},
     ],
 )
 def test_a_model_survives_the_file(tmp_path, changes):
@@ -60,18 +70,56 @@ def test_a_model_survives_the_file(tmp_path, changes):
     assert same(model, ClusterModel.read(path))
 
 
+EARLIER = {
+    "format": "dpfedc-model-1", "scale": 1.5, "by_membership": False, "constant": 0.0,
+    "penalty": {"orthogonality": 0.7}, "steps": 20, "nonnegative": True,
+    "feature_names": ["a", "b", "c", "d"], "about": {"method": "dp-fedc"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [None, {"column": [{"name": "x", "kind": "number", "range": [0, 8], "missing": "indicator"}]}],
+)
+def test_models_of_earlier_formats_are_read(tmp_path, schema):
+    """They have no sizes and no errors; those of tables are of the second format."""
+    schema = None if schema is None else Schema.of(schema)
+    m = 4 if schema is None else len(schema.features)
+    head, arrays = dict(EARLIER), {"directions": np.eye(3, m), "center": np.zeros(m)}
+    arrays["centres"] = np.arange(3.0 * m).reshape(3, m) / 10
+    if schema is not None:
+        head |= {"format": "dpfedc-model-2", "schema": schema.to_json()}
+        head["feature_names"] = schema.features
+        arrays |= {"column_mean": np.full(m, 0.25), "column_factor": np.full(m, 2.0)}
+    path = tmp_path / "model.npz"
+    np.savez(path, head=np.array(json.dumps(head)), **arrays)
+    model = ClusterModel.read(path)
+    np.testing.assert_array_equal(model.centers, arrays["centres"])
+    assert (model.scale, model.penalty.orthogonality, model.steps) == (1.5, 0.7, 20)
+    assert model.schema == schema
+    for name in ("sizes", "size_errors", "center_errors", "within"):
+        assert getattr(model, name) is None
+    assert model.names == {}
+    assert model.center_interval() is None
+    model.write(path)  # in the format of today
+    assert same(model, ClusterModel.read(path))
+    with np.load(path) as again:
+        assert json.loads(str(again["head"]))["format"] == FORMAT
+
+
 SETTINGS = [
     {"epsilon": None},
     {"epsilon": None, "refine_rounds": 0},
     {"epsilon": None, "constant_feature": 0.5},
     {"epsilon": None, "variant": "published"},
-    {"epsilon": 8.0},
-    {"epsilon": 8.0, "refine_rounds": 0, "constant_feature": 0.5},
-    {"epsilon": 8.0, "refine_rounds": 0, "subspace": 1},
+    {"epsilon": 8.0, "norm_bound": 15.0},
+    {"epsilon": 8.0, "norm_bound": 15.0, "refine_rounds": 0, "constant_feature": 0.5},
+    {"epsilon": 8.0, "norm_bound": 15.0, "refine_rounds": 0, "subspace": 1},
     {"epsilon": 50.0, "variant": "published", "extra_steps": 0, "gradient_bound": 0.5},
 ]
 
 
+@pytest.mark.filterwarnings("ignore:cluster.* too few records:dpfedc.errors.UtilityWarning")
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_fitted_model_predicts_the_same_after_the_file(blobs, tmp_path, settings, dtype):
@@ -98,6 +146,19 @@ def test_centers_are_given_in_data_units():
     np.testing.assert_allclose(model.cluster_centers, model.center + 1.5 * model.centers)
     assert example(nonnegative=True).cluster_centers.min() == 0
     np.testing.assert_array_equal(example(centers=None).cluster_centers, np.eye(3, 4))
+
+
+def test_intervals_reach_two_standard_deviations_to_either_side():
+    errors = np.full((3, 4), 0.1)
+    errors[2] = np.inf
+    model = example(nonnegative=False, center_errors=errors)
+    least, most = model.center_interval()
+    np.testing.assert_allclose(most[:2] - model.cluster_centers[:2], 1.96 * 0.1 * 1.5)
+    np.testing.assert_allclose(model.cluster_centers[:2] - least[:2], 1.96 * 0.1 * 1.5)
+    assert np.isnan(least[2]).all()
+    assert np.isnan(most[2]).all()
+    assert np.nanmin(example(center_errors=errors).center_interval()[0]) == 0  # declared >= 0
+    assert example(centers=None, center_errors=errors).center_interval() is None
 
 
 class Trap:
@@ -248,6 +309,11 @@ def test_nothing_is_written_of_a_model_that_cannot_be(tmp_path):
         ({"steps": 0}, "steps must be >= 1, got 0"),
         ({"centers": np.ones((3, 2))}, r"centers must have shape \(3, 4\), got \(3, 2\)"),
         ({"constant": 0.5}, r"directions must have shape \(3, 5\), got \(3, 4\)"),
+        ({"sizes": np.ones(4)}, r"sizes must have shape \(3,\), got \(4,\)"),
+        ({"size_errors": np.ones(2)}, r"size_errors must have shape \(3,\), got \(2,\)"),
+        ({"center_errors": np.ones((3, 2))}, r"center_errors must have shape \(3, 4\)"),
+        ({"names": {3: "none"}}, "a cluster with a name must be from 0 to 2, got 3"),
+        ({"names": {0: ""}}, "name must be 1 to 60 printable characters"),
     ],
 )
 def test_a_model_checks_its_parts(changes, message):

@@ -47,6 +47,9 @@ def test_there_are_commands():
 
 def test_it_ends_with_a_report_and_labels_of_patients(folder):
     assert (folder / "results" / "report.html").stat().st_size > 5_000
+    shared = (folder / "groups.html").read_text(encoding="utf-8")
+    assert "4 groups of persons" in shared
+    assert not any(word in shared for word in ("north", "patient_id", "hospitals", "--seed"))
     with (folder / "results" / "labels.csv").open(newline="") as stream:
         labels = list(csv.DictReader(stream))
     assert len(labels) == 8000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from io import BytesIO
@@ -17,20 +18,25 @@ from array_api_compat import device as device_of
 from dpfedc.errors import DataUnavailable, InvalidInput
 from dpfedc.kernels import Array
 from dpfedc.kernels.cluster_sums import squared_distances
-from dpfedc.kernels.column_view import VIEW, seen, unseen
+from dpfedc.kernels.column_view import SPREAD, VIEW, seen, unseen
 from dpfedc.kernels.devices import as_numpy, moved
 from dpfedc.kernels.objective import membership_matrix
 from dpfedc.kernels.row_views import Standardized
 from dpfedc.kernels.threads import rows_over_threads
 from dpfedc.settings import Penalty, require_integer, require_number
-from dpfedc.tables.encode import decoded
+from dpfedc.summary.cluster_summary import ClusterSummary, require_name
+from dpfedc.summary.summarizing import CERTAIN, summarized
+from dpfedc.tables.encode import balanced, decoded
 from dpfedc.tables.schema import Schema
 from dpfedc.whole_files import write_whole
 
 Float = npt.NDArray[Any]
 
-FORMAT, TABLE_FORMAT = "dpfedc-model-1", "dpfedc-model-2"
-"""Of models of numbers, and of tables that a schema describes."""
+FORMAT, EARLIER = "dpfedc-model-3", ("dpfedc-model-1", "dpfedc-model-2")
+"""Earlier models had no sizes and no errors; only the second could be of a table."""
+MEASURED = ("sizes", "size_errors", "center_errors")
+FAR_OUT, LEAST_ERROR = 0.9, 0.002
+"""In units of the length that records are clipped to."""
 CHUNK = 2**15
 """Records that are assigned at a time."""
 DEVICE_CHUNK = 2**26
@@ -60,6 +66,16 @@ class ClusterModel:
     schema: Schema | None = None
     view: Mapping[str, Float] = field(default_factory=dict)
     """How the records that the schema encodes are seen: see kernels/column_view.py."""
+    sizes: Float | None = None
+    """How many records each cluster holds, as released: with noise, so they may be below 0."""
+    size_errors: Float | None = None
+    """The standard deviations of the sizes' noise (0: they are exact)."""
+    center_errors: Float | None = None
+    """Those of `centers`; infinite for a centre that is no mean of records."""
+    within: float | None = None
+    """The mean squared distance of records to their centre, as released, in standardised units."""
+    names: Mapping[int, str] = field(default_factory=dict)
+    """What people call the clusters."""
 
     def __post_init__(self) -> None:
         require_number("constant", self.constant, least=0)
@@ -67,7 +83,17 @@ class ClusterModel:
         if self.scale is not None:
             require_number("scale", self.scale, above=0)
         k, m = len(self.directions), self.center.size
-        shapes = {"center": (m,), "directions": (k, m + (self.constant != 0)), "centers": (k, m)}
+        shapes = {
+            "center": (m,),
+            "directions": (k, m + (self.constant != 0)),
+            "centers": (k, m),
+            "sizes": (k,),
+            "size_errors": (k,),
+            "center_errors": (k, m),
+        }
+        for cluster, name in self.names.items():
+            require_integer("a cluster with a name", cluster, least=0, most=k - 1)
+            require_name(name)
         for name, expected in shapes.items():
             array = getattr(self, name)
             if array is not None and array.shape != expected:
@@ -87,6 +113,69 @@ class ClusterModel:
             return centers
         return decoded(np.asarray(unseen(centers, self.view)), self.schema)
 
+    def center_interval(self) -> tuple[Float, Float] | None:
+        """Return between which values the centres lie, in data units, with a certainty of 95 %.
+
+        That is as far as the known noise goes. None where it is not known; NaN for a centre that is
+        no mean of records, and for a column that was left out.
+        """
+        if self.centers is None or self.center_errors is None:
+            return None
+        reach = CERTAIN * np.where(np.isfinite(self.center_errors), self.center_errors, np.nan)
+        places = (self.centers - reach, self.centers, self.centers + reach)
+        low, middle, high = (np.asarray(self.center + (self.scale or 1.0) * at) for at in places)
+        if self.nonnegative:
+            low, high = np.maximum(low, 0), np.maximum(high, 0)
+        if self.schema is None:
+            return low, high
+        low, middle, high = (np.asarray(unseen(v, self.view)) for v in (low, middle, high))
+        moved = balanced(middle, self.schema) - middle
+        low, high = (decoded(end + moved, self.schema, whole=False) for end in (low, high))
+        left_out = self.view.get(SPREAD[1], np.ones(low.shape[1])) == 0
+        low[:, left_out] = high[:, left_out] = np.nan
+        return low, high
+
+    def summary(self) -> ClusterSummary:
+        """Return each cluster as people read it: in units, with error bars, what sets it apart."""
+        errors = None
+        if self.centers is not None and self.center_errors is not None:
+            errors = (self.scale or 1.0) * self.center_errors
+        return summarized(
+            self.cluster_centers,
+            interval=self.center_interval(),
+            seen=self.seen_centers,
+            seen_errors=errors,
+            sizes=self.sizes,
+            size_errors=self.size_errors,
+            names=self.names,
+            feature_names=self.feature_names,
+            schema=self.schema,
+            view=self.view,
+            about=self.about,
+            far_out=self.far_out,
+        )
+
+    @property
+    def far_out(self) -> npt.NDArray[np.bool_]:
+        """Return which clusters lie so far out that clipping moves their centres beyond noise.
+
+        A typical record of such a cluster is about as long as records may be, or what is cut off
+        (for normal records of the released spread) comes near the errors of the centre.
+        """
+        if self.centers is None or self.scale is None:
+            return np.zeros(len(self.directions), dtype=np.bool_)
+        m, within = self.center.size, max(self.within or 0.0, 0.0)
+        squares = (self.centers**2).sum(axis=1)
+        far = np.sqrt(squares + within) > FAR_OUT
+        if self.center_errors is None:
+            return np.asarray(far)
+        width = math.sqrt(within / m) + 1e-9
+        room = (1 - np.sqrt(squares + within * (1 - 1 / m))) / width
+        beyond = np.array([math.erfc(a / math.sqrt(2)) / 2 for a in room.tolist()])
+        cut_off = width * (np.exp(-(room**2) / 2) / math.sqrt(2 * math.pi) - room * beyond)
+        errors = np.sqrt((self.center_errors**2).mean(axis=1))
+        return np.asarray(far | (cut_off > np.maximum(errors, LEAST_ERROR) / 2))
+
     @property
     def seen_centers(self) -> Float:
         """Return the centres as the clustering saw them; where there is no table, in data units."""
@@ -96,6 +185,13 @@ class ClusterModel:
         """Return encoded records as the clustering saw them: gaps filled, spreads alike."""
         xp, like = array_namespace(X), {"dtype": X.dtype, "device": device_of(X)}
         return seen(X, {name: xp.asarray(values, **like) for name, values in self.view.items()})
+
+    def named(self, cluster: int, name: str) -> ClusterModel:
+        """Return the model with a name for a cluster; "" takes it away."""
+        require_integer("cluster", cluster, least=0, most=len(self.directions) - 1)
+        others = {c: n for c, n in self.names.items() if c != cluster}
+        own = {cluster: name.strip()} if name.strip() else {}
+        return replace(self, names=dict(sorted({**others, **own}.items())))
 
     def memberships(self, X: Array, *, device: str | None = None) -> Float:
         """Return one row per record: how much it belongs to each cluster; the largest decides.
@@ -141,16 +237,19 @@ class ClusterModel:
         if self.centers is not None:
             arrays["centres"] = self.centers
         arrays |= self.view
+        arrays |= {n: getattr(self, n) for n in MEASURED if getattr(self, n) is not None}
         head = {
-            "format": FORMAT if self.schema is None else TABLE_FORMAT,
+            "format": FORMAT,
             "scale": self.scale,
             "by_membership": self.by_membership,
             "constant": self.constant,
             "penalty": asdict(self.penalty),
             "steps": self.steps,
+            "within": self.within,
             "nonnegative": self.nonnegative,
             "feature_names": self.feature_names,
             "about": dict(self.about),
+            "names": {str(c): name for c, name in self.names.items()},
         }
         if self.schema is not None:
             head["schema"] = self.schema.to_json()
@@ -166,17 +265,27 @@ class ClusterModel:
     def read(cls, path: Path) -> ClusterModel:
         """Read what `write` wrote."""
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
+            content = path.read_bytes()
         except FileNotFoundError as error:
             raise DataUnavailable(f"no such model file: {path}") from error
+        except OSError as error:
+            raise InvalidInput(f"{path} is not a model file written by dpfedc") from error
+        return cls.from_bytes(content, str(path))
+
+    @classmethod
+    def from_bytes(cls, content: bytes, path: str = "the model") -> ClusterModel:
+        """Read what `to_bytes` made; `path` is what errors call it."""
+        try:
+            with np.load(BytesIO(content), allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
         except Exception as error:  # a damaged archive can fail in almost any way
             raise InvalidInput(f"{path} is not a model file written by dpfedc") from error
         try:
             head = json.loads(str(arrays.pop("head")[()]))
-            if head.pop("format") not in (FORMAT, TABLE_FORMAT):
+            if head.pop("format") not in (FORMAT, *EARLIER):
                 raise InvalidInput(f"{path} was written by another version; expected {FORMAT}")
             names, schema = head.pop("feature_names"), head.pop("schema", None)
+            called = {int(c): str(name) for c, name in head.pop("names", {}).items()}
             view = {name: arrays.pop(name) for name in VIEW if name in arrays}
             if "centres" in arrays:  # so spelled in the file
                 arrays["centers"] = arrays.pop("centres")
@@ -186,9 +295,22 @@ class ClusterModel:
                 feature_names=None if names is None else tuple(names),
                 schema=None if schema is None else Schema.from_json(schema),
                 view=view,
+                names=called,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidInput(f"{path} is not a model file written by dpfedc: {error}") from error
+
+
+def with_names_of(before: bytes, model: bytes) -> bytes:
+    """Return a model with the names of an earlier one, for clusters that have none in it."""
+    try:
+        names = ClusterModel.from_bytes(before).names
+        if not names:
+            return model
+        sent = ClusterModel.from_bytes(model)
+        return replace(sent, names={**names, **sent.names}).to_bytes()
+    except InvalidInput:
+        return model
 
 
 def _chunks(X: Array, device: str | None) -> Iterator[Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -86,6 +86,16 @@ def require_unit(unit: Any, sites_per_person: Any, *, n_sites: int | None = None
 def plain(value: Any) -> Any:
     """Return a NumPy scalar as the Python number it stands for; JSON knows no other."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Return numbers as a reader expects them.
+
+    >>> listed([1, 4, 7])
+    '1, 4 and 7'
+    """
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def left_open(value: Any, free: tuple[str | None, ...]) -> bool:

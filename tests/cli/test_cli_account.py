@@ -17,6 +17,9 @@ from dpfedc.report.promise import recorded_plan
 from support.command_line import patients
 
 TOGETHER = ("--trust", "secure-aggregation")
+BOUND = ("--norm-bound", 250)
+
+pytestmark = pytest.mark.filterwarnings("ignore::dpfedc.errors.UtilityWarning")
 
 
 def cells(text, name):
@@ -59,7 +62,7 @@ def test_account_of_a_sampled_plan_has_no_closed_form(dpfedc, tmp_path):
     code, out, _ = dpfedc("account", path)
     assert code == 0
     _, pld, rdp, closed = cells(out, "1e-05")
-    assert closed == "-"
+    assert closed == "\N{EN DASH}"
     assert float(pld) == pytest.approx(plan_epsilon(plan, 1e-5), rel=1e-3)
     assert float(pld) < gaussian_epsilon(MU, 1e-5)
     assert float(pld) < float(rdp)
@@ -70,14 +73,14 @@ def test_a_delta_that_is_set_aside_already_gets_a_dash(dpfedc, tmp_path):
     path, _ = written(tmp_path / "plan.json", delta=1e-5, spare_delta=1e-7)
     code, out, _ = dpfedc("account", path)
     assert code == 0
-    assert cells(out, "1e-07") == ["1e-07", "-", "-", "-"]
+    assert cells(out, "1e-07") == ["1e-07", "\N{EN DASH}", "\N{EN DASH}", "\N{EN DASH}"]
     exact = gaussian_epsilon(MU, 1e-6 - 1e-7)
     assert float(cells(out, "1e-06")[1]) == pytest.approx(exact, rel=1e-3)
 
 
 @pytest.mark.parametrize("trust", ["local", "secure-aggregation", "trusted-server"])
 def test_the_log_of_a_run_gives_the_epsilon_that_it_reported(dpfedc, fitted, trust):
-    _, folder = fitted("--trust", trust, "--sites-per-round", 1, "--rounds", 5)
+    _, folder = fitted("--trust", trust, "--sites-per-round", 1, "--rounds", 5, *BOUND)
     code, out, err = dpfedc("account", folder / "run.jsonl")
     assert (code, err) == (0, "")
     text = " ".join(out.split())
@@ -96,7 +99,7 @@ def test_the_log_of_a_run_gives_the_epsilon_that_it_reported(dpfedc, fitted, tru
 
 @pytest.mark.parametrize(("factor", "told"), [(0.5, "less noise"), (2.0, "more noise")])
 def test_a_log_that_contradicts_the_report_is_found(dpfedc, fitted, factor, told):
-    _, folder = fitted(*TOGETHER)
+    _, folder = fitted(*TOGETHER, *BOUND)
     path = folder / "run.jsonl"
     record = RunRecord.read(path)
     last = record.rounds[-1]
@@ -113,7 +116,7 @@ def test_a_log_that_contradicts_the_report_is_found(dpfedc, fitted, factor, told
 
 
 def test_one_more_round_in_the_log_is_found(fitted):
-    _, folder = fitted()
+    _, folder = fitted(*BOUND)
     record = RunRecord.read(folder / "run.jsonl")
     plan = recorded_plan(record)
     assert compared(record, plan).agrees

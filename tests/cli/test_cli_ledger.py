@@ -164,9 +164,10 @@ def test_changes_that_mean_nothing(dpfedc, tmp_path, words, message):
     assert spent(path)[0] == "record"
 
 
+@pytest.mark.filterwarnings("ignore:cluster.* too few records:dpfedc.errors.UtilityWarning")
 def test_trials_are_charged_to_a_ledger_until_its_cap_is_spent(dpfedc, table, tmp_path):
     path, n_runs = tmp_path / "trials.ledger", 0
-    fit = ("fit", table, "--clusters", 3, *ROLES, "--no-diagnostics", "--epsilon", 2)
+    fit = ("fit", table, "--clusters", 3, *ROLES, "--no-diagnostics", "--epsilon", 2, "--seed", 3)
     code, _, err = dpfedc(*fit, "--output", tmp_path / "none", "--ledger", path)
     assert code == 2
     assert f"this makes one: dpfedc ledger init {path} --cap-epsilon 10 --cap-delta 1e-5" in err

@@ -185,3 +185,14 @@ def test_no_center_is_moved_when_no_round_could_put_it_right(t, n_rounds, refine
     stage = Centers(4, n_rounds=n_rounds, refine=refine)
     after = stage.combine(state_of(STUCK), released(statistics(STUCK, COUNTS, SPREAD)), t)
     np.testing.assert_allclose(after["centers"], STUCK, atol=1e-12)
+
+
+def test_sizes_keep_the_errors_of_their_own_round():
+    """The round with the least cost is kept whole: its centres, sizes and their errors."""
+    means = [[0.1, 0.0], [0.5, 0.0]]
+    best = released(statistics(means, [500, 300], [1, 1]), noise_std=20.0)
+    worse = released(statistics(means, [400, 400], [90, 90]), noise_std=5.0)
+    stage = Centers(2, n_rounds=2, refine=True, bounded=True)
+    state = stage.combine(stage.combine(state_of(means), best, 1), worse, 2)
+    np.testing.assert_allclose(state["sizes"], [500, 300])
+    np.testing.assert_allclose(state["size_errors"], 20.0 / COUNT_WEIGHT)

@@ -23,7 +23,7 @@ SMALL = "50 records are too few for a clustering at this epsilon"
 
 
 @parametrize_with_checks(
-    [FederatedKMeans(n_clusters=3), DPLloyd(n_clusters=3, epsilon=1.0)],
+    [FederatedKMeans(n_clusters=3), DPLloyd(n_clusters=3, epsilon=1.0, norm_bound=20.0)],
     expected_failed_checks=lambda estimator: (
         {"check_clustering": SMALL} if isinstance(estimator, DPLloyd) else {}
     ),

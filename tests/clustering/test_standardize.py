@@ -65,7 +65,7 @@ def test_the_bound_is_the_end_of_the_highest_bin_that_counts():
     counts[[80, 83, 90, 120]] = 400.0, 5.1, 5.0, 4.9  # few records far out, or only noise
     bound = Bound(5.0).combine(state, released(counts), 1)["bound"]
     assert float(bound) == upper_edge(83)
-    assert float(Bound(450.0).combine(state, released(counts), 1)["bound"]) == upper_edge(80)
+    assert float(Bound(399.0).combine(state, released(counts), 1)["bound"]) == upper_edge(80)
     assert upper_edge(80) == pytest.approx(math.sqrt(2))
 
 

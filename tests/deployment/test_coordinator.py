@@ -10,7 +10,7 @@ from dpfedc.deployment.coordinator import Coordinator, TooFewAnswers
 from dpfedc.deployment.keys import is_signed, new_key
 from dpfedc.deployment.messages import Answer, Refusal, Request, packed, unpacked
 from dpfedc.engine.run_record import RunRecord
-from dpfedc.errors import InvalidInput
+from dpfedc.errors import InvalidInput, NotFound
 from dpfedc.model_file import ClusterModel
 from dpfedc.privacy.accountant import plan_epsilon
 from dpfedc.privacy.exact_sums import Upload
@@ -252,3 +252,20 @@ def test_a_finished_run_asks_nobody_again(tmp_path):
     again = transport.coordinator().run()
     assert len(transport.sent) == n_sent
     np.testing.assert_array_equal(again.model.cluster_centers, first.model.cluster_centers)
+
+
+def test_a_bound_that_was_not_found_ends_the_run_however_often_it_is_tried(tmp_path):
+    """Sites send what they sent before: there is no second noise, and no second charge."""
+    agreement = agreed("dp-lloyd", epsilon=20.0)
+    assert not agreement.plan.hopeless(agreement.facts)
+    rng = np.random.default_rng(0)
+    X = {name: x * 2.0 ** rng.uniform(-30, 30, (len(x), 1)) for name, x in by_site().items()}
+    transport = MemoryTransport(agreement, tmp_path, X=X)
+    for _ in range(2):
+        with pytest.raises(NotFound, match="the length of the longest records was not found"):
+            transport.coordinator().run()
+        assert [len(sent) for sent in transport.released.values()] == [1, 1, 1]
+        for site in SIZES:
+            with transport.ledger(site) as ledger:
+                assert [(s.stage, s.n_charged) for s in ledger.totals().stages] == [("bound", 1)]
+    assert not (tmp_path / "run" / "model.npz").exists()

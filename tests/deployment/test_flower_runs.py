@@ -6,7 +6,8 @@ import pytest
 from dpfedc.deployment import runs
 from dpfedc.deployment.coordinator import Coordinator
 from dpfedc.deployment.server_folder import ServerFolder
-from dpfedc.errors import DPFedCError, InvalidInput
+from dpfedc.engine.run_record import RunRecord
+from dpfedc.errors import DPFedCError, InvalidInput, NotFound
 from dpfedc.model_file import ClusterModel
 from dpfedc.privacy.ledger import GaussianCap
 from support.deployment import FEATURES, SIZES, by_site
@@ -155,6 +156,28 @@ def test_from_proposal_to_the_model_at_every_site(server, transport, agreement, 
     assert runs.stored_agreement(server, agreement.digest[:8]).digest == agreement.digest
     with pytest.raises(InvalidInput, match=f"known: {agreement.digest[:12]}"):
         runs.stored_agreement(server, "nothing")
+
+
+def test_a_plan_that_cannot_succeed_is_not_offered(server, transport):
+    path = plan_file(server)
+    path.write_text(PLAN.replace("epsilon = 50", "epsilon = 0.5"))
+    with pytest.raises(NotFound, match=r"cannot be found among .* Nothing has been offered"):
+        runs.proposal(server, transport, path, list(SIZES))
+
+
+def test_the_verdict_on_a_run_goes_into_its_files(server, transport, agreement, sites):
+    for folder in sites:
+        folder.keep(agreement)
+        folder.accept(agreement.digest)
+    path = runs.run_folder(server, agreement)
+    finished = Coordinator(agreement, transport, path, key=server.receipt_key).run()
+    assert "verdict" not in RunRecord.read(path / "run.jsonl").results
+    judged = runs.judged(agreement, finished, path)
+    written = RunRecord.read(path / "run.jsonl")
+    assert written.results["verdict"]["word"] in ("usable", "rough", "useless")
+    assert written == judged.record
+    model = ClusterModel.read(path / "model.npz")
+    np.testing.assert_array_equal(model.sizes, judged.model.sizes)
 
 
 def test_a_name_has_one_key_and_a_key_one_name(server, tmp_path, sites):

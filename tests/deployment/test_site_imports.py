@@ -15,9 +15,9 @@ from support.deployment import KEY, SIZES, agreed
 from support.site_services import key_of, site_folder
 
 # Both have grown by tables, their schema and their persons: docs/decisions/0011-tables.md.
-MAX_IMPORTED = 45, 6_800
+MAX_IMPORTED = 45, 6_900
 """Modules (packages not counted) and lines that a site's service imports, whatever it is to run."""
-MAX_LOADED = 57, 9_950
+MAX_LOADED = 57, 10_150
 """The same in the process of a site that has served a whole run of dp-fedc with secure noise: a
 method's own stages and planner are imported when a run asks for them."""
 NOT_AT_A_SITE = (

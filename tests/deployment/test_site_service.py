@@ -12,10 +12,12 @@ from dpfedc.deployment.messages import Answer, Refusal, Request
 from dpfedc.deployment.site_folder import AGREEMENT, MAX_PENDING, MODEL, SiteFolder
 from dpfedc.deployment.site_service import NOT_READY, SiteService, site_node
 from dpfedc.errors import InvalidInput
+from dpfedc.model_file import ClusterModel
 from dpfedc.privacy.ledger import BasicCap, GaussianCap, Ledger
 from dpfedc.randomness import Randomness
 from support.deployment import SIZES, agreed, by_site
 from support.site_services import agreement_with, site_folder, write_records
+from support.summaries import table_model
 
 
 @pytest.fixture
@@ -196,6 +198,21 @@ def test_a_model_is_kept_for_an_accepted_run_only(service, folder, agreement):
     assert (folder.run(agreement.digest) / MODEL).read_bytes() == b"model"
     for run in ("../../x", "", "zz" * 32):
         assert isinstance(opened(service.reply(control.result(run, b"model"))), Refusal)
+
+
+def test_names_given_here_outlive_that_the_model_is_sent_again(service, folder, agreement):
+    folder.keep(agreement)
+    folder.accept(agreement.digest)
+    sent = table_model()
+    assert words(service.reply(control.result(agreement.digest, sent.to_bytes())))["stored"]
+    path = folder.run(agreement.digest) / MODEL
+    assert path.read_bytes() == sent.to_bytes()
+    ClusterModel.read(path).named(0, "ours").named(1, "also ours").write(path)
+    again = sent.named(1, "theirs").to_bytes()
+    assert words(service.reply(control.result(agreement.digest, again)))["stored"]
+    assert ClusterModel.read(path).names == {0: "ours", 1: "theirs"}
+    service.reply(control.result(agreement.digest, b"no model"))  # kept as it was sent, as before
+    assert path.read_bytes() == b"no model"
 
 
 def test_offers_that_nobody_accepts_do_not_pile_up(service, folder):

@@ -16,7 +16,7 @@ from dpfedc.deployment.site_folder import PERSONS, SiteFolder
 from dpfedc.deployment.site_run import SiteRun
 from dpfedc.deployment.site_service import require_schema, require_unit, site_node
 from dpfedc.deployment.terms import terms
-from dpfedc.errors import InvalidInput
+from dpfedc.errors import InvalidInput, NotFound
 from dpfedc.kernels.column_view import seen
 from dpfedc.privacy.exact_sums import BOUND_UNITS, Upload, exact_sum
 from dpfedc.privacy.gate import ReleaseEvent, received
@@ -28,7 +28,7 @@ from dpfedc.tables.encode import encoded_table
 from dpfedc.tables.persons import DeclaredPersons
 from dpfedc.tables.schema import Schema
 from dpfedc.tables.trial_tables import read_encoded
-from support.deployment import KEY
+from support.deployment import KEY, SIZES, MemoryTransport, agreed
 from support.hospitals import write_hospitals
 
 
@@ -234,3 +234,28 @@ def test_a_run_does_not_go_on_with_other_persons_than_it_was_accepted_for(sites)
         pytest.raises(InvalidInput, match="accepted for other records than are declared now"),
     ):
         site_node(again, agreement.digest, ledger)
+
+
+def test_ranges_that_were_not_found_are_named_by_the_server(tmp_path):
+    """What sites release ends the run, with the columns' names and nothing of their cells."""
+    schema = Schema.of({"column": [
+        {"name": "age", "kind": "number", "range": [0, 100]},
+        {"name": "pulse", "kind": "number", "range": "auto"},
+        {"name": "lab", "kind": "number", "range": "auto"},
+    ]})  # fmt: skip
+    agreement = agreed(
+        "dp-fedc", settings={"n_rounds": "auto"}, schema=schema, features=schema.features
+    )
+    assert not agreement.plan.hopeless(agreement.facts)
+    rng = np.random.default_rng(0)
+    X = {
+        name: np.column_stack(
+            [rng.uniform(-1, 1, n), rng.normal(70, 1, n), 2.0 ** rng.uniform(-9, 29, n)]
+        )
+        for name, n in SIZES.items()
+    }
+    with pytest.raises(NotFound) as lost:
+        MemoryTransport(agreement, tmp_path, X=X).coordinator().run()
+    assert str(lost.value).startswith("lab: a range was not found")
+    assert lost.value.features == (2,)
+    assert not (tmp_path / "run" / "model.npz").exists()

@@ -57,3 +57,12 @@ def test_the_published_noise_is_told_as_what_it_is():
     assert exact.startswith("Not protected: labels")
     model.set_params(epsilon=None)
     assert "privacy_notes" not in model.fit(abs(records())).history_.results
+
+
+def test_sizes_of_some_sites_are_scaled_to_all_and_have_no_error_bars():
+    settings = {"n_rounds": 3, "epsilon": 50.0, "norm_bound": 20.0, "random_state": 0}
+    X, sites = records(600), np.arange(600) % 10
+    some = DPLloyd(3, sites_per_round=5, **settings).fit(X, sites=sites).model_
+    assert some.sizes.sum() == pytest.approx(600, rel=0.1)
+    assert some.size_errors is None
+    assert DPLloyd(3, **settings).fit(X, sites=sites).model_.size_errors is not None

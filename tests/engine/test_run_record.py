@@ -25,6 +25,7 @@ rounds = st.builds(
     seconds=finite,
     release=st.dictionaries(st.text(max_size=8), finite, max_size=3),
     diagnostics=st.dictionaries(st.text(max_size=8), finite, max_size=3),
+    moved=st.none() | finite,
 )
 settings_of_a_run = st.dictionaries(
     st.text(max_size=8), st.none() | st.booleans() | st.integers() | finite | st.text(max_size=8)

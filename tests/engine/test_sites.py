@@ -47,9 +47,11 @@ def test_mismatched_site_ids_are_refused(sites):
         Sites.of(np.ones((4, 2)), sites)
 
 
+@pytest.mark.filterwarnings("ignore:cluster.* too few records:dpfedc.errors.UtilityWarning")
 def test_stacked_sites_can_be_fitted(blobs):
     X, _, sites = blobs
     stacked, ids = stack_sites([X[sites == i] for i in range(10)])
-    expected = DPFedC(n_clusters=3, epsilon=8.0, random_state=0).fit(X, sites=sites)
-    model = DPFedC(n_clusters=3, epsilon=8.0, random_state=0).fit(stacked, sites=ids)
+    settings = {"epsilon": 8.0, "norm_bound": 15.0, "random_state": 0}
+    expected = DPFedC(n_clusters=3, **settings).fit(X, sites=sites)
+    model = DPFedC(n_clusters=3, **settings).fit(stacked, sites=ids)
     np.testing.assert_array_equal(model.cluster_centers_, expected.cluster_centers_)

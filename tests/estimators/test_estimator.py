@@ -10,6 +10,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dpfedc import DPFedC
+from dpfedc.errors import NotFound
 from dpfedc.kernels.metrics import clustering_accuracy
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpfedc.errors.UtilityWarning")
@@ -22,7 +23,7 @@ VARIANTS = {
     "neither centred nor scaled": {**NO_NOISE, "center": False, "scale": False},
     "several local steps": {**NO_NOISE, "extra_steps": 4, "sites_per_round": 5},
     "subspace": {**NO_NOISE, "subspace": 1, "center": False, "scale": False},
-    "private": {},
+    "private": {"norm_bound": 20.0},
     "private, little noise": {"epsilon": 20.0},
     "private, lengths": {"epsilon": 20.0, "refine_rounds": 0},
     "private, declared": {
@@ -59,8 +60,9 @@ def expected_failed_checks(estimator):
 
 @parametrize_with_checks(
     [
-        DPFedC(),
-        DPFedC(epsilon=20.0),  # all of the default but its noise
+        # So few records that their length must be declared.
+        DPFedC(norm_bound=20.0),
+        DPFedC(epsilon=20.0, norm_bound=20.0),  # all of the above but its noise
         DPFedC(epsilon=None),
         DPFedC(n_clusters=3, epsilon=None, n_rounds=5, refine_rounds=0, diagnostics=True),
         DPFedC(variant="published", epsilon=None),
@@ -69,6 +71,16 @@ def expected_failed_checks(estimator):
 )
 def test_scikit_learn_contract(estimator, check):
     check(estimator)
+
+
+def test_so_few_records_are_refused_before_anything_is_released(blobs):
+    X, _, sites = blobs
+    heard = []
+    model = DPFedC(n_clusters=3, random_state=0, on_round=lambda *news: heard.append(news))
+    with pytest.raises(NotFound, match=r"among 150 records: .*norm_bound, --norm-bound"):
+        model.fit(X, sites=sites)
+    assert heard == []
+    assert not hasattr(model, "cluster_centers_")
 
 
 @pytest.fixture(params=VARIANTS, scope="module")
@@ -164,13 +176,14 @@ def test_precision_in_is_precision_out(blobs, settings):
 def test_data_frames_give_names(blobs):
     X, _, sites = blobs
     frame = pd.DataFrame(X, columns=["height", "weight"], index=np.arange(150) + 1000)
-    model = DPFedC(n_clusters=3, random_state=0).fit(frame, sites=pd.Series(sites))
+    settings = {"n_clusters": 3, "norm_bound": 20.0, "random_state": 0}
+    model = DPFedC(**settings).fit(frame, sites=pd.Series(sites))
     assert model.feature_names_in_.tolist() == ["height", "weight"]
     assert model.n_features_in_ == 2
     names = ["dpfedc0", "dpfedc1", "dpfedc2"]
     assert model.get_feature_names_out().tolist() == names
     assert model.model_.feature_names == ("height", "weight")
-    plain = DPFedC(n_clusters=3, random_state=0).fit(X, sites=sites)
+    plain = DPFedC(**settings).fit(X, sites=sites)
     assert not hasattr(plain, "feature_names_in_")
     np.testing.assert_array_equal(plain.labels_, model.labels_)
     out = model.set_output(transform="pandas").transform(frame)
@@ -181,7 +194,8 @@ def test_data_frames_give_names(blobs):
 
 def test_sites_travel_through_a_pipeline(blobs):
     X, _, sites = blobs
-    settings = {"n_clusters": 3, "random_state": 0, "sites_per_round": 4, "n_rounds": 12}
+    settings = {"n_clusters": 3, "norm_bound": 5.0, "random_state": 0, "sites_per_round": 4}
+    settings["n_rounds"] = 12
     with sklearn.config_context(enable_metadata_routing=True):
         last = DPFedC(**settings).set_fit_request(sites=True)
         piped = make_pipeline(StandardScaler(), last).fit(X, sites=sites)
@@ -195,7 +209,8 @@ def test_sites_travel_through_a_pipeline(blobs):
 
 def test_fit_predict_and_fit_transform_take_sites(blobs):
     X, _, sites = blobs
-    settings = {"n_clusters": 3, "random_state": 0, "sites_per_round": 3, "n_rounds": 9}
+    settings = {"n_clusters": 3, "norm_bound": 20.0, "random_state": 0, "sites_per_round": 3}
+    settings["n_rounds"] = 9
     model = DPFedC(**settings).fit(X, sites=sites)
     labels = DPFedC(**settings).fit_predict(X, sites=sites)
     memberships = DPFedC(**settings).fit_transform(X, sites=sites)
@@ -209,13 +224,13 @@ def test_clone_keeps_settings_and_forgets_the_fit(blobs):
     copy = clone(model)
     assert copy.get_params()["step"] == 7.0
     np.testing.assert_array_equal(copy.init, model.init)
-    assert not hasattr(
-        clone(DPFedC(n_clusters=3, random_state=0).fit(X, sites=sites)), "cluster_centers_"
-    )
+    fitted = DPFedC(n_clusters=3, norm_bound=20.0, random_state=0).fit(X, sites=sites)
+    assert not hasattr(clone(fitted), "cluster_centers_")
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, NO_NOISE, {**NO_NOISE, "variant": "published", "n_rounds": 8}]
+    "settings",
+    [{"norm_bound": 20.0}, NO_NOISE, {**NO_NOISE, "variant": "published", "n_rounds": 8}],
 )
 def test_a_seed_fixes_the_result(blobs, settings):
     X, _, sites = blobs
@@ -237,8 +252,9 @@ def test_a_seed_fixes_the_result(blobs, settings):
 
 def test_no_sites_means_one_site(blobs):
     X, _, _ = blobs
-    alone = DPFedC(n_clusters=3, random_state=0).fit(X)
-    one = DPFedC(n_clusters=3, random_state=0).fit(X, sites=["clinic"] * 150)
+    settings = {"n_clusters": 3, "norm_bound": 20.0, "random_state": 0}
+    alone = DPFedC(**settings).fit(X)
+    one = DPFedC(**settings).fit(X, sites=["clinic"] * 150)
     np.testing.assert_array_equal(alone.cluster_centers_, one.cluster_centers_)
     assert alone.history_.settings["n_sites"] == 1
 
@@ -249,7 +265,7 @@ def test_no_sites_means_one_site(blobs):
 def test_nonnegative_data_get_nonnegative_centers(rng, center, epsilon, subspace):
     X = rng.exponential(size=(200, 4)) * (rng.random((200, 4)) < 0.3)
     settings = {"n_clusters": 4, "epsilon": epsilon, "center": center, "subspace": subspace,
-                "refine_rounds": 0, "random_state": 0}  # fmt: skip
+                "refine_rounds": 0, "norm_bound": 5.0, "random_state": 0}  # fmt: skip
     model = DPFedC(nonnegative=True, **settings).fit(X, sites=np.arange(200) % 7)
     assert model.cluster_centers_.min() >= 0
     if not center and subspace is None:
@@ -261,7 +277,7 @@ def test_nonnegative_data_get_nonnegative_centers(rng, center, epsilon, subspace
     ("settings", "first"),
     [
         (NO_NOISE, ["mean", "scale"]),
-        ({}, ["bound", "mean", "scale"]),
+        ({"epsilon": 20.0}, ["bound", "mean", "scale"]),
         ({"norm_bound": 5.0, "subspace": 2}, ["mean", "scale", "subspace"]),
         ({"feature_ranges": [[0, 9], [0, 9]], "center": False}, ["scale"]),
     ],

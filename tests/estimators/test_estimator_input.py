@@ -169,8 +169,13 @@ def test_secure_aggregation_needs_enough_honest_sites(settings, message):
 def test_poor_results_are_announced():
     rng = np.random.default_rng(3)
     data = rng.normal(size=(2000, 2))
-    with pytest.warns(UtilityWarning, match=r"likely to swamp the clusters: .* expected below"):
-        DPFedC(n_clusters=3, random_state=0).fit(X)
+    with (
+        pytest.warns(UtilityWarning, match=r"likely to swamp the clusters: .* expected below"),
+        pytest.warns(
+            UtilityWarning, match=r"clusters 0, 1 and 2 hold too few records to stand out"
+        ),
+    ):
+        DPFedC(n_clusters=3, norm_bound=3.0, random_state=0).fit(X)
     with pytest.warns(UtilityWarning, match=r"well below 1 / n_records = 0\.0005, got 0\.001"):
         DPFedC(n_clusters=3, epsilon=8.0, delta=1e-3, random_state=0).fit(data)
     DPFedC(n_clusters=3, epsilon=8.0, random_state=0).fit(data)  # nothing to announce

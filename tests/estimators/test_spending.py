@@ -182,7 +182,7 @@ def test_the_warning_points_at_the_fit(X):
 
 def test_methods_and_settings_are_added_up_together(X):
     first = lloyd().fit(X)
-    both = DPFedC(2, epsilon=3.0, delta=1e-6, random_state=0).fit(X)
+    both = DPFedC(2, epsilon=3.0, delta=1e-6, norm_bound=20.0, random_state=0).fit(X)
     assert (both.spent_.n_fits, both.spent_.delta) == (2, pytest.approx(1.1e-5))
     naive = sum(cost_of(m.plan_.privacy)[1] for m in (first, both))
     assert both.spent_.epsilon == pytest.approx(gaussian_epsilon(naive**0.5, 1.1e-5))
@@ -267,3 +267,11 @@ def test_nothing_keeps_the_records_and_models_can_be_sent(X):
     del records
     gc.collect()
     assert gone() is None
+
+
+def test_who_has_lost_most_counts_also_where_records_are_sampled():
+    """Much noise in every record is less than little noise in one that is seldom there."""
+    often, seldom = plan_of((9, 6.0)), plan_of((9, 1.0), q=0.02)
+    sums = np.stack([cost_of(often), cost_of(seldom)])
+    both = spent_most(sums, "record")
+    assert both.epsilon == max(spent_most(row[None], "record").epsilon for row in sums)

@@ -68,7 +68,7 @@ def test_noise_at_the_ends_keeps_the_target_and_wastes_little(epsilon, delta):
 @pytest.mark.filterwarnings("ignore::dpfedc.errors.UtilityWarning")
 @pytest.mark.parametrize("epsilon", [1e-6, 1e6])
 def test_the_estimator_at_the_ends(epsilon, records):
-    model = DPFedC(2, epsilon=epsilon, random_state=0).fit(records)
+    model = DPFedC(2, epsilon=epsilon, norm_bound=3.0, random_state=0).fit(records)
     assert 0 < model.privacy_.epsilon <= epsilon
 
 

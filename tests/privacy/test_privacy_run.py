@@ -80,6 +80,7 @@ RUNS = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:cluster.* too few records:dpfedc.errors.UtilityWarning")
 @pytest.mark.parametrize("name", RUNS)
 def test_what_was_logged_is_what_was_promised(digits, name):
     settings = RUNS[name]
@@ -131,7 +132,8 @@ def test_more_budget_gives_better_clusters(digits):
     def accuracy(epsilon):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UtilityWarning)
-            models = [fitted(digits, epsilon=epsilon, random_state=seed) for seed in range(3)]
+            settings = {"epsilon": epsilon, "norm_bound": 75.0}  # at 0.1 it could not be found
+            models = [fitted(digits, **settings, random_state=seed) for seed in range(3)]
         return np.mean([clustering_accuracy(y, model.labels_) for model in models])
 
     exact, eight, one, tenth = (accuracy(epsilon) for epsilon in (None, 8.0, 1.0, 0.1))
@@ -152,10 +154,11 @@ def test_without_epsilon_nothing_is_promised(digits):
     assert all(record.release == {} for record in model.history_.rounds)
 
 
+@pytest.mark.filterwarnings("ignore:cluster.* too few records:dpfedc.errors.UtilityWarning")
 def test_private_by_default(digits):
     X, _, sites = digits
     with pytest.warns(UtilityWarning, match="swamp"):
-        model = DPFedC(10, random_state=0).fit(X, sites=sites)
+        model = DPFedC(10, norm_bound=75.0, random_state=0).fit(X, sites=sites)
     assert (model.privacy_.delta, model.privacy_.trust) == (1e-5, "local")
     assert 0.97 < model.privacy_.epsilon <= 1.0
 
@@ -195,6 +198,7 @@ def test_one_enormous_record_changes_next_to_nothing(digits, x):
     assert (with_it.labels_ == plain.labels_)[others].mean() > 0.9
 
 
+@pytest.mark.filterwarnings("ignore:centres .* outside the declared:dpfedc.errors.UtilityWarning")
 def test_declared_bounds_are_used_as_declared(digits):
     auto = fitted(digits)
     bound = sensitivities(auto)["mean"]
@@ -234,11 +238,12 @@ def test_settings_that_cannot_be_kept_are_refused(digits, settings, message):
         fitted(digits, **settings)
 
 
+@pytest.mark.filterwarnings("ignore:cluster.* too few records:dpfedc.errors.UtilityWarning")
 def test_a_warning_where_noise_swamps_the_clusters(digits):
     with pytest.warns(UtilityWarning, match="the noise is likely to swamp the clusters"):
-        fitted(digits, epsilon=0.05)
+        fitted(digits, epsilon=0.05, norm_bound=75.0)
     with pytest.warns(UtilityWarning, match="the noise is likely to swamp the clusters"):
-        fitted(digits, epsilon=0.5, trust="local")
+        fitted(digits, epsilon=0.5, trust="local", norm_bound=75.0)
 
 
 @pytest.mark.parametrize("delta", [1 / 1797, 0.01])

@@ -93,7 +93,7 @@ def test_a_charge_comes_before_anything_is_computed_and_may_stop_it():
 @pytest.mark.parametrize("trust", ["local", "secure-aggregation", "trusted-server"])
 @pytest.mark.parametrize("per_round", [None, 4])
 def test_a_fit_is_charged_what_its_most_used_site_would_be(X, path, trust, per_round):
-    settings = {"n_clusters": 2, "n_rounds": 5, "trust": trust, "random_state": 0}
+    settings = {**SETTINGS, "n_rounds": 5, "trust": trust}
     model = DPFedC(**settings, sites_per_round=per_round, ledger=made(path)).fit(X, sites=SITES)
     plan, spent = model.plan_.privacy, totals(path)
     found = {stage.stage: stage.n_charged for stage in spent.stages}
@@ -133,7 +133,7 @@ def test_every_charge_is_on_the_disk_before_the_noise_of_its_release(X, path, mo
         return draw(self, shape, std, stage=stage, t=t, sites=sites)
 
     monkeypatch.setattr(SimulatedNoise, "gaussian", watched)
-    DPFedC(2, random_state=0, ledger=path).fit(X, sites=SITES)
+    DPFedC(2, norm_bound=20.0, random_state=0, ledger=path).fit(X, sites=SITES)
     assert len(drawn) == n_rows(path) - 1 > 5
 
 

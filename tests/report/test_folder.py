@@ -9,9 +9,10 @@ from dpfedc.engine.run_record import RunRecord
 from dpfedc.errors import DataUnavailable, InvalidInput
 from dpfedc.model_file import ClusterModel
 from dpfedc.report import folder as run_folder
-from dpfedc.report.output_files import Labels, read_sizes
+from dpfedc.report.output_files import Labels, centers_table, read_sizes
 from support.command_line import fitted_tables, outcome
 from support.deployment import MemoryTransport, agreed
+from support.summaries import plain_model
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +35,10 @@ def test_the_page_of_a_trial_can_be_made_again_from_its_files(trial, capsys, tmp
     page = whole["report.html"].decode()
     assert "<h1>Clusters in patients.csv</h1>" in page
     assert all(f"<span>{word}</span>" in page for word in ("dpfedc", "--site-column", "hospital"))
+    assert "Cluster sizes per site" in page
     (copy / "labels.csv").unlink()
     outcome(capsys, ["report", copy])
-    assert "sizes.png" not in files(copy)
-    assert "Cluster sizes" not in (copy / "report.html").read_text()
+    assert "Cluster sizes per site" not in (copy / "report.html").read_text()
 
 
 def visible(page):
@@ -55,19 +56,23 @@ def test_the_page_of_a_deployed_run(method, capsys, tmp_path):
     text = visible(page)
     n_rounds = agreement.plan.n_rounds
     for words in (
-        *("study", "300 records with 3 features at 3 sites were put into 3 clusters, in"),
-        *(f"in {n_rounds} rounds.", "coordinated by university", agreement.digest[:12]),
+        *("study", "300 records at 3 sites were put into 3 clusters by 3 columns."),
+        *(f"It took {n_rounds} rounds;", "coordinated by university", agreement.digest[:12]),
         *("Protected: every single record.", "Each site adds its own noise", "epsilon 50,"),
-        *("operating system's own randomness", "bound: how long records are", "The 3 centres"),
+        *("operating system's own randomness", "bound: how long records are"),
+        *("Who the groups are", "Column by column", "age", "How far the released centres moved"),
     ):
         assert words in text.replace("&#39;", "'"), words
     for stage in run.record.results["stages"]:
         assert f"{stage['stage']}: {stage['purpose']}" in text
     assert "simul" not in text.lower()
-    assert "exact" not in text.lower().replace("labels and memberships are exact", "")
+    known = ("labels and memberships are exact", "hold the exact value")
+    assert "exact" not in text.lower().replace(known[0], "").replace(known[1], "")
     headings = re.findall("<h2>([^<]+)</h2>", page)
-    assert headings == ["Privacy", "Figures", "Settings"]
-    assert re.findall('src="([^"]+)"', page) == ["centres.png"]
+    first = ["Who the groups are", "Column by column"]
+    assert headings == [*first, "Privacy", "How the run went", "Settings"]
+    assert "src=" not in page
+    assert run.model.summary().clusters[0].size > 50
 
 
 def test_simulated_noise_of_separate_sites_is_named(capsys, tmp_path):
@@ -125,3 +130,9 @@ def test_a_folder_without_a_run_is_named(capsys, tmp_path):
     assert "no such run record" in err
     with pytest.raises(DataUnavailable, match="no such run record"):
         run_folder.write_page(tmp_path / "nowhere")
+
+
+def test_centres_csv_keeps_its_columns_apart_from_features_of_that_name():
+    model = plain_model(np.eye(2), feature_names=("size", "b"), sizes=np.array([-3.2, 7.6]))
+    lines = centers_table(model.named(1, "big")).decode().splitlines()
+    assert lines == ["cluster,name,size_,size,b", "0,,0,1.0,0.0", "1,big,8,0.0,1.0"]

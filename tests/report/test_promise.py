@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from dpfedc.engine.run_record import RunRecord
@@ -10,12 +11,14 @@ from dpfedc.privacy.statement import split_subject
 from dpfedc.report.content import summary_sentences
 from dpfedc.report.promise import (
     EXACT_SHOWN,
+    privacy_in_short,
     privacy_paragraphs,
     recorded_guarantee,
     recorded_plan,
     stage_rows,
     stages_caption,
 )
+from support.summaries import plain_model, table_model
 
 PROMISE = {
     "epsilon": 1.0, "delta": 1e-5, "unit": "record", "relation": "zero-out", "trust": "local",
@@ -98,12 +101,37 @@ def test_a_run_for_persons_says_so():
     record = RunRecord("m", "1", settings, results=results)
     assert "with rows at up to 2 sites" in told(record)["Protected"]
     assert "one person's rows at one site can change a release" in stages_caption(record)
-    did = " ".join(summary_sentences(record))
-    assert "600 persons with 4 features at 3 sites" in did
-    assert "of 100 to 300 persons" in did
-    assert "Each site kept its persons to itself" in did
+    did = summary_sentences(record, table_model())
+    assert did == [
+        "600 persons at 3 sites were put into 3 clusters by 3 columns.",  # 9 features
+        "It took 0 rounds; each site kept its persons to itself.",
+    ]
     old = replace(record, results={"privacy": PROMISE})  # a record of before units were told apart
     assert recorded_guarantee(old).sites_per_person == 1
     assert "one record can change a release" in stages_caption(old)
     assert "one record can change a release" in stages_caption(RunRecord("m", "1", {}))
-    assert "600 records" in summary_sentences(old)[0]
+    assert "600 records" in summary_sentences(old, table_model())[0]
+    alone = replace(old, settings={**settings, "n_sites": 1})
+    assert summary_sentences(alone, plain_model(np.eye(2)))[0].endswith(
+        "at one site were put into 3 clusters by 2 columns."
+    )
+
+
+def test_the_promise_in_short_says_what_how_much_from_whom_and_what_not():
+    record = RunRecord("m", "1", {"epsilon": 1.0}, results={"privacy": PROMISE})
+    what, whom, not_this = privacy_in_short(record)
+    assert what.startswith("Protected: every single record. With epsilon 1 and delta 0.00001, ")
+    assert "at most 2.72 times more or less likely if that record had been left blank" in what
+    assert whom == (
+        "From whom: everyone who sees the uploads: the server, the other sites, and whoever "
+        "listens in."
+    )
+    assert not_this.startswith("Not protected: what is true of whole groups, and how many records")
+    assert "Against whoever knows this trial's seed nothing is protected" in not_this
+    real = {**PROMISE, "stamp": None, "unit": "person"}
+    *_, not_this = privacy_in_short(replace(record, results={"privacy": real}))
+    assert not_this == (
+        "Not protected: what is true of whole groups, and how many persons each site has."
+    )
+    nothing = privacy_in_short(RunRecord("m", "1", {"epsilon": None}))
+    assert nothing == ["Not protected: this run adds no noise, so it promises no privacy."]

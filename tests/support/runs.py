@@ -10,9 +10,10 @@ from dpfedc.privacy.gate import ReleaseEvent, received
 from dpfedc.privacy.open_gate import OpenGate
 
 
-def released(value, n_records=10):
+def released(value, n_records=10, noise_std=0.0):
     """Return a value as if one site with so many records had released it."""
-    return received([Upload(np.asarray(value))], ReleaseEvent("x", 1, 1, n_records))
+    event = ReleaseEvent("x", 1, 1, n_records, noise_std=noise_std)
+    return received([Upload(np.asarray(value))], event)
 
 
 def opened(stage, batch, state, randomness, *, t=1, gate=None):

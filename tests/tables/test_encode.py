@@ -105,6 +105,19 @@ def test_units_come_back():
     np.testing.assert_allclose(noisy[:, 3:7].sum(axis=1), 1.0)
 
 
+@given(st.lists(st.floats(-2, 2), min_size=4, max_size=4))
+def test_noisy_shares_become_the_nearest_that_can_be(row):
+    E = np.zeros((1, 9))
+    E[:, 3:7] = row
+    shares = decoded(E, SCHEMA)[0, 3:7]
+    assert shares.min() >= 0
+    assert shares.sum() == pytest.approx(1)
+    # Nearest: what was taken away is the same for all that are left, and more than the others had.
+    shift = (np.array(row) - shares)[shares > 1e-12]
+    np.testing.assert_allclose(shift, shift[0], atol=1e-9)
+    assert (np.array(row)[shares <= 1e-12] <= shift[0] + 1e-9).all()
+
+
 def test_columns_are_found_by_name_and_one_that_is_not_there_is_all_gaps():
     few = column_table("few", {"sex": ["M", "F"], "notes": ["a", "b"], "age": [50, 100]})
     X = encoded_table(few, SCHEMA).X

@@ -24,13 +24,14 @@ from dpfedc.cli.report import report
 from dpfedc.cli.run import run
 from dpfedc.cli.schemas import schema
 from dpfedc.cli.server import server
+from dpfedc.cli.show import name, show
 from dpfedc.cli.site import site
 from dpfedc.errors import DPFedCError
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
-for _command in (demo, plan, fit, predict, evaluate, report, account):
+for _command in (demo, plan, fit, show, name, predict, evaluate, report, account):
     app.command()(_command)
 app.add_typer(schema)
 app.add_typer(experiment)

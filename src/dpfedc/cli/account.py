@@ -41,7 +41,7 @@ def account(
         Path | None,
         typer.Argument(
             metavar="PLAN",
-            help="A plan that `dpfedc plan --json` wrote, or the run.jsonl of a run.",
+            help="A plan that `dpfedc plan --save-plan` wrote, or the run.jsonl of a run.",
             show_default=False,
         ),
     ] = None,

@@ -21,7 +21,9 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from dpfedc.errors import printable
 from dpfedc.privacy.statement import NOT_COVERED, split_subject
+from dpfedc.summary.number_text import shown
 
 if TYPE_CHECKING:
     from dpfedc.tables.check import Report
@@ -60,6 +62,17 @@ def progress_bar(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
             bar.stop()
 
 
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show on a terminal that something is being done."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(f"{what} ..."):
+        yield
+
+
 def print_table(
     head: Sequence[str], rows: Sequence[Sequence[object]], *, words: bool = False
 ) -> None:
@@ -69,7 +82,7 @@ def print_table(
         right = i > 0 and not words
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_text(value) for value in row))
+        table.add_row(*(_cell(value) for value in row))
     Console().print(table)
 
 
@@ -86,7 +99,7 @@ def print_reports(reports: Sequence[Report], *, quiet: bool = False) -> None:
         print_table(("table", "column", "found", ""), rows, words=True)
 
 
-def print_sizes(rows: Sequence[Mapping[str, int]]) -> None:
+def print_sizes(rows: Sequence[Mapping[str, object]]) -> None:
     """Print a table with a row per cluster."""
     print_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
 
@@ -104,7 +117,7 @@ def print_paragraphs(paragraphs: Iterable[str]) -> None:
     console = Console(highlight=False)
     pairs = [split_subject(text) for text in paragraphs]
     grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(width=max(len(subject) for subject, _ in pairs))
+    grid.add_column(width=max((len(subject) for subject, _ in pairs), default=0))
     grid.add_column(overflow="fold")  # a long word, such as a digest, is shown whole
     for i, (subject, rest) in enumerate(pairs):
         style = "red" if subject.startswith(NOT_COVERED) else ""
@@ -129,9 +142,7 @@ def print_path(what: str, path: Path) -> None:
     Console(highlight=False).print(f"{what}: {path}", markup=False, soft_wrap=True)
 
 
-def _text(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def _cell(value: object) -> Text:
+    """Return a value as text; as `Text`, since brackets in a name are no markup."""
+    known = value if isinstance(value, (int, float)) or value is None else str(value)
+    return Text(printable(shown(known)))

@@ -46,7 +46,7 @@ def evaluate(
     records = for_model(tables, fitted)
     labels = Labels.of(records, fitted)
     found = model_scores(records, labels.clusters, model=fitted)
-    sizes = labels.sizes(len(fitted.directions))
+    sizes = labels.sizes(fitted)
     if as_json:
         print(json.dumps({"n_records": len(labels.clusters), **found, "clusters": sizes}))
         return

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from dpfedc.clustering.run_plan import Federation, RunPlan
     from dpfedc.settings import PrivacyTarget
+    from dpfedc.tables.schema import Schema
+    from dpfedc.verdict.verdict import Verdict
 
 
 def plan(
@@ -80,7 +82,7 @@ def plan(
             "budget is spent on finding it out.",
         ),
     ] = False,
-    json: Annotated[
+    save_plan: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
@@ -88,15 +90,21 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    json: Annotated[
+        bool, flag_option("--json", "Print one JSON object: verdict, predictions, privacy_plan.")
+    ] = False,
 ) -> None:
-    """Say what a private run would do, and what it would promise.
+    """Say what a private run would do, what it would promise, and whether it is worth it.
 
-    Only the numbers given here are used: no data are read. Use it to see whether there are enough
-    records for the privacy you want, before you ask anyone for data.
+    Only the numbers given here are used: no data are read. The verdict (usable, rough or useless)
+    comes from rehearsals: the run as planned, on invented clusters of these numbers.
     """
     from dpfedc.clustering.plan_text import plan_in_words
+    from dpfedc.clustering.registry import method_named
     from dpfedc.clustering.run_plan import Federation
     from dpfedc.tables.schema import Schema
+    from dpfedc.verdict.kept import kept_verdict
+    from dpfedc.verdict.verdict import verdict_in_words
 
     if (features is None) == (schema is None):
         raise InvalidInput("either --features or --schema must be given, and not both")
@@ -118,19 +126,47 @@ def plan(
         "sites_per_round": sites_per_round,
         "norm_bound": 1.0 if bound_declared else "auto",
     }
-    if json is not None:
+    if save_plan is not None:
         from dpfedc.report.output_files import require_plan_path
 
-        require_plan_path(json)
+        require_plan_path(save_plan)
     require_feasible(int(sizes.sum()), len(sizes), clusters, sites_per_round, sampling_probability)
     n_features = features if table is None else len(table.features)
     layout = None if table is None else table.layout
     run_plan, facts, target = planned(settings, Federation(n_features or 1, sizes, layout))
-    print_paragraphs(plan_in_words(run_plan, facts, target))
-    if json is not None and run_plan.privacy is not None:
-        json.parent.mkdir(parents=True, exist_ok=True)
-        json.write_text(run_plan.privacy.to_json() + "\n", encoding="utf-8")
-        print_path("Privacy plan", json)
+    verdict = kept_verdict(method_named("dp-fedc"), settings, facts, run_plan)
+    if json:
+        print(json_text(verdict, run_plan, table))
+    else:
+        told = verdict_in_words(verdict, table)
+        print_paragraphs(plan_in_words(run_plan, facts, target, told))
+    if save_plan is not None and run_plan.privacy is not None:
+        save_plan.parent.mkdir(parents=True, exist_ok=True)
+        save_plan.write_text(run_plan.privacy.to_json() + "\n", encoding="utf-8")
+        if not json:
+            print_path("Privacy plan", save_plan)
+
+
+def json_text(verdict: Verdict, plan: RunPlan, schema: Schema | None) -> str:
+    """Return the plan as one JSON object."""
+    import json
+
+    from dpfedc.privacy.accountant import plan_epsilon
+    from dpfedc.verdict.verdict import column_stds
+
+    privacy = plan.privacy
+    content = {
+        "verdict": verdict.word,
+        "expected": {
+            **{n: v for n, v in verdict.as_plain().items() if n not in ("word", "again")},
+            "column_std": column_stds(verdict, schema),
+        },
+        "n_rounds": plan.n_rounds,
+        "epsilon": None if privacy is None else plan_epsilon(privacy),
+        "delta": None if privacy is None else privacy.delta,
+        "privacy_plan": None if privacy is None else json.loads(privacy.to_json()),
+    }
+    return json.dumps(content, indent=1, allow_nan=False)
 
 
 def records_per_site(text: str, n_sites: int | None) -> npt.NDArray[np.int64]:

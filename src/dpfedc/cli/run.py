@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpfedc.cli.console import print_paragraphs, print_path, print_sentence
+from dpfedc.cli.console import print_paragraphs, print_path, print_sentence, waiting
 from dpfedc.cli.options import number_option
-from dpfedc.errors import DataUnavailable
+from dpfedc.errors import DataUnavailable, DPFedCError
 
 if TYPE_CHECKING:
     from dpfedc.deployment.agreement import Agreement
@@ -69,7 +69,9 @@ def start(
         wait,
         on_change=lambda here: print_sentence(f"Sites online: {len(here)} of {len(names)}."),
     )
-    _carried_out(folder, transport, proposal(folder, transport, plan, names), wait)
+    agreement = proposal(folder, transport, plan, names)
+    print_paragraphs(expected_in_words(agreement))
+    _carried_out(folder, transport, agreement, wait)
 
 
 @run.command()
@@ -97,14 +99,26 @@ def resume(
     _carried_out(folder, FlowerTransport(folder), stored_agreement(folder, start), wait)
 
 
+def expected_in_words(agreement: Agreement) -> list[str]:
+    """Return the verdict on an agreement's plan. Whoever asks rehearses it, and believes nobody."""
+    from dpfedc.clustering.registry import method_named
+    from dpfedc.verdict.kept import kept_verdict
+    from dpfedc.verdict.verdict import verdict_in_words
+
+    method = method_named(agreement.method)
+    with waiting("Rehearsing the run, for a verdict"):
+        verdict = kept_verdict(method, agreement.settings, agreement.facts, agreement.plan)
+    return verdict_in_words(verdict, agreement.schema)
+
+
 def _carried_out(
     folder: ServerFolder, transport: FlowerTransport, agreement: Agreement, wait: float
 ) -> None:
     from dpfedc.deployment.coordinator import Coordinator
-    from dpfedc.deployment.runs import acceptances, publish, run_folder
+    from dpfedc.deployment.runs import acceptances, judged, publish, run_folder
     from dpfedc.report.folder import CENTERS_NAME, write_page
     from dpfedc.report.output_files import centers_table
-    from dpfedc.report.promise import privacy_paragraphs
+    from dpfedc.report.promise import privacy_paragraphs, verdict_paragraphs
     from dpfedc.whole_files import locked, write_whole
 
     path, short = run_folder(folder, agreement), agreement.digest[:12]
@@ -118,10 +132,18 @@ def _carried_out(
             finished = Coordinator(
                 agreement, transport, path, key=folder.receipt_key, on_event=on_event
             ).run()
+        try:
+            with waiting("Rehearsing, for a verdict"):
+                finished = judged(agreement, finished, path)
+        except (DPFedCError, ValueError, ArithmeticError, MemoryError) as error:
+            # The run is paid for: its model must reach the sites whatever a rehearsal does.
+            print_sentence(f"No verdict could be found: {error}", style="red")
         have = publish(transport, agreement, path)
     write_whole(path / CENTERS_NAME, centers_table(finished.model))
     page = write_page(path)
-    print_paragraphs(privacy_paragraphs(finished.record))
+    print_paragraphs(
+        [*verdict_paragraphs(finished.record.results), *privacy_paragraphs(finished.record)]
+    )
     print_sentence(f"Sites that have the model: {', '.join(sorted(have)) or 'none'}.")
     print_path("Results", path)
     print_path("Report", page)

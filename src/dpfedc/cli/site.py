@@ -113,6 +113,7 @@ def accept(
     yes: Annotated[bool, flag_option("--yes", "Do not ask.")] = False,
 ) -> None:
     """Read the terms of a run that was offered, and accept it."""
+    from dpfedc.cli.run import expected_in_words
     from dpfedc.deployment.site_folder import SiteFolder
     from dpfedc.deployment.site_service import require_affordable, site_node
     from dpfedc.deployment.terms import terms
@@ -123,6 +124,7 @@ def accept(
     digest = opened.resolve(run)
     agreement = opened.agreement(digest)
     print_paragraphs(terms(agreement))  # plans the run again, and refuses what is not as it should
+    print_paragraphs(expected_in_words(agreement))
     if opened.is_accepted(digest):
         print_sentence("This run has been accepted already.")
         return

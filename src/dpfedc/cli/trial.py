@@ -9,11 +9,12 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfedc.cli.console import print_paragraphs, print_sentence, print_table, progress_bar
+from dpfedc.cli.console import print_paragraphs, print_sentence, print_table, progress_bar, waiting
 from dpfedc.cli.input_records import Given
 
 if TYPE_CHECKING:
     from dpfedc.engine.run_record import RoundRecord, RunRecord
+    from dpfedc.model_file import ClusterModel
 
 
 def run_trial(
@@ -48,6 +49,10 @@ def run_trial(
 
         estimator = DPFedC(**settings, on_round=on_round)
         estimator.fit_records(records)
+    verdict = None
+    if settings.get("variant") != "published":
+        with waiting("Rehearsing, for a verdict"):
+            verdict = estimator.verdict_.as_plain()
     model = replace(estimator.model_, feature_names=records.feature_names)
     there = slice(None) if records.present is None else records.present
     X = model.seen(records.X)[there]
@@ -61,21 +66,36 @@ def run_trial(
         pooled = kmeans.fit_predict(X)
     record = with_scores(
         estimator.history_, X, y, estimator.record_labels_[there], pooled_labels=pooled
-    ).with_results(title=title, command=shlex.join(command), image_shape=given.image_shape)
+    ).with_results(
+        title=title,
+        command=shlex.join(command),
+        image_shape=given.image_shape,
+        verdict=verdict,
+    )
     page = write_results(folder, model, record, Labels.of(records, model, estimator.record_labels_))
-    print_outcome(record)
+    print_outcome(record, model)
     return page
 
 
-def print_outcome(record: RunRecord) -> None:
-    """Print what the run did, its scores, and what it promises."""
+def print_outcome(record: RunRecord, model: ClusterModel) -> None:
+    """Print what the run did, the clusters, their scores, and what it promises, in short."""
     from dpfedc.report.content import recorded_scores, summary_sentences
-    from dpfedc.report.promise import privacy_paragraphs
+    from dpfedc.report.promise import (
+        privacy_in_short,
+        privacy_paragraphs,
+        recorded_guarantee,
+        verdict_paragraphs,
+    )
+    from dpfedc.summary.cluster_text import brief_rows
 
-    for sentence in summary_sentences(record):
+    for sentence in summary_sentences(record, model):
         print_sentence(sentence)
+    print_table(*brief_rows(model.summary()), words=True)
+    print_paragraphs(verdict_paragraphs(record.results))
     head, rows = recorded_scores(record)
     print_table(head, rows)
+    print_sentence("Exact scores of this trial, not released.", style="dim")
     if len(rows) > 1:
         print_sentence("Higher is better, except for the cost.", style="dim")
-    print_paragraphs(privacy_paragraphs(record))
+    proved = recorded_guarantee(record) is not None
+    print_paragraphs(privacy_in_short(record) if proved else privacy_paragraphs(record))

@@ -22,7 +22,7 @@ from array_api_compat import array_namespace, device
 from dpfedc.clustering.stage import Entry, Form, Known, Public, SiteBatch, Stage, State, broadcast
 from dpfedc.clustering.standardize import VIEW, standardized_memory, standardized_view
 from dpfedc.kernels import Array
-from dpfedc.kernels.cluster_sums import cluster_means, one_hot, squared_distances
+from dpfedc.kernels.cluster_sums import cluster_means, mean_errors, one_hot, squared_distances
 from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.objective import membership_matrix
 from dpfedc.kernels.row_views import Columns, Standardized
@@ -30,12 +30,14 @@ from dpfedc.privacy.gate import Released
 from dpfedc.privacy.sampling import RoundSample
 from dpfedc.privacy.sums import OuterSum
 from dpfedc.randomness import Randomness
-from dpfedc.settings import Penalty
+from dpfedc.settings import Penalty, listed
 
 MOVE_NOISE = 2.0
 """A centre is moved for a gain of at least so many standard deviations of the noise."""
 COUNT_WEIGHT = 0.5
 """Counts and squared norms are released at half size: they need less precision than the sums."""
+DOUBTFUL_SIZE = 3.0
+"""A cluster stands out if its count is at least so many standard deviations of the noise."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,17 @@ class Lengths(Stage):
             W = W[:, :-1]
         sums, counts = released.value[:, 0], released.value[:, 1]
         lengths = xp.clip(sums / xp.clip(counts, min=1.0), min=0.0, max=1.0)
-        return {**state, "best_centers": W * lengths[:, None], "counts": counts}
+        return {
+            **state,
+            "best_centers": W * lengths[:, None],
+            "counts": counts,
+            "sizes": counts,
+            "size_errors": xp.full_like(counts, released.event.noise_std),
+            "counted": xp.full_like(counts[0], released.n_records),
+        }
+
+    def doubts(self, state: State) -> tuple[str, ...]:
+        return doubtful_sizes(state)
 
 
 @dataclass(frozen=True)
@@ -178,23 +190,34 @@ class Centers(Stage):
         sums, counts, squares = value[:, :-2], value[:, -2], value[:, -1]
         counts, squares = counts / COUNT_WEIGHT, squares / COUNT_WEIGHT
         before = on_host(state["centers"])
-        means = cluster_means(sums, counts, before, least=1 + 2 * self.noise_std)
+        means = cluster_means(sums, counts, before, least=self._least)
         spread = squares - 2 * (sums * means).sum(axis=1) + counts * (means**2).sum(axis=1)
         cost, best = float(spread.sum()), float(state["best_cost"])
         best_centers = on_host(state["best_centers"])
+        noise = released.event.noise_std
+        errors = mean_errors(means, counts, noise, noise / COUNT_WEIGHT)
+        errors[counts < self._least] = np.inf  # such a centre is no mean
+        found = {
+            "sizes": counts,
+            "center_errors": errors,
+            "counted": np.asarray(float(released.n_records)),
+            "size_errors": np.full(len(counts), noise / COUNT_WEIGHT),
+        }
         # Sites may fail to answer: costs are compared as if of equally many records.
         n_records = released.n_records
         best_records = float(state.get("best_records", n_records))
         if cost * (best_records / n_records) < best:
             best, best_records, best_centers = cost, n_records, means
-        elif t % 2 == 0:
-            means = best_centers  # the last move made things worse: take it back
+        else:
+            found = {name: on_host(state[name]) for name in found if name in state} or found
+            if t % 2 == 0:
+                means = best_centers  # the last move made things worse: take it back
         if self.refine and t % 2 == 1 and t + 2 <= self.n_rounds:
             from dpfedc.kernels.relocation import relocated_centers  # no site needs it
 
             directions = on_host(state["directions"])[t - 1]
-            noise = MOVE_NOISE * self.noise_std / COUNT_WEIGHT
-            means = relocated_centers(means, counts, spread, directions, noise=noise)
+            least_gain = MOVE_NOISE * self.noise_std / COUNT_WEIGHT
+            means = relocated_centers(means, counts, spread, directions, noise=least_gain)
         like = {"dtype": released.value.dtype, "device": device(released.value)}
         return {
             **state,
@@ -203,4 +226,29 @@ class Centers(Stage):
             "best_cost": xp.asarray(best, **like),
             "best_records": xp.asarray(best_records, **like),
             "counts": xp.asarray(counts, **like),
+            **{name: xp.asarray(values, **like) for name, values in found.items()},
         }
+
+    def doubts(self, state: State) -> tuple[str, ...]:
+        return doubtful_sizes(state)
+
+    @property
+    def _least(self) -> float:
+        """Return the count from which on a centre is a mean, and not noise."""
+        return 1 + 2 * self.noise_std
+
+
+def doubtful_sizes(state: State) -> tuple[str, ...]:
+    """Return which clusters do not stand out from the noise in their count."""
+    sizes, errors = on_host(state["sizes"]), on_host(state["size_errors"])
+    few = np.flatnonzero(sizes < DOUBTFUL_SIZE * errors)
+    if not len(few):
+        return ()
+    which, it = f"clusters {listed(few)} hold", "they"
+    if len(few) == 1:
+        which, it = f"cluster {few[0]} holds", "it"
+    return (
+        f"{which} too few records to stand out from the noise in a count (standard deviation "
+        f"{errors.max():,.0f}): {it} may not be there. Fewer clusters, more records or a larger "
+        "epsilon would help",
+    )

@@ -19,6 +19,7 @@ from array_api_compat import array_namespace, device
 
 from dpfedc.clustering.stage import SLACK, Entry, Form, Known, SiteBatch, Stage, State
 from dpfedc.clustering.standardize import beyond_noise
+from dpfedc.errors import NotFound
 from dpfedc.kernels import Array
 from dpfedc.kernels.cluster_sums import one_hot
 from dpfedc.kernels.column_view import RANGE, SPREAD, FormedRows
@@ -43,6 +44,10 @@ MIN_SPREAD, MIN_SHARE_VARIANCE = 0.01, 0.02
 NOISE_MARGIN = 3.0
 """A column with fewer values than so many standard deviations of noise is left out."""
 MIN_LENGTH = 2.0**-20
+TO_DECLARE = (
+    "Declare it in the schema, as far as it is known without a look at the records, or ask for a "
+    "larger epsilon"
+)
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,16 @@ class ColumnRanges(Stage):
         threshold = beyond_noise(noise * math.sqrt(n_columns), N_BINS * n_columns)
         return replace(self, min_count=max(threshold, 0.001 * n_records))
 
+    def hopeless(self, n_records: int) -> str:
+        """Return why no bin can hold enough records."""
+        if self.min_count < n_records:
+            return ""
+        return (
+            f"the ranges of {len(self.columns)} columns cannot be found among {n_records:,} "
+            f"records: a bin of a histogram needs more than {self.min_count:,.0f} of them to stand "
+            f"out from the noise. {TO_DECLARE}"
+        )
+
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
     ) -> OuterSum:
@@ -101,11 +116,18 @@ class ColumnRanges(Stage):
     def combine(self, state: State, released: Released, t: int) -> State:
         counts, m = on_host(released.value), n_features(self.layout)
         middle, half = np.zeros(m), np.ones(m)
+        lost = [
+            c for c, few in zip(self.columns, counts, strict=True) if few.max() <= self.min_count
+        ]
+        if lost:
+            raise NotFound(
+                f"a range was not found: no bin of a histogram holds more than "
+                f"{self.min_count:,.0f} records, so none stands out from the noise. {TO_DECLARE}",
+                lost,
+            )
         for column, histogram in zip(self.columns, counts, strict=True):
             above = np.flatnonzero(histogram > self.min_count)
-            best = int(np.argmax(histogram))
-            first, last = (above[0], above[-1]) if len(above) else (best, best)
-            low, high = _edges(int(first))[0], _edges(int(last))[1]
+            low, high = _edges(int(above[0]))[0], _edges(int(above[-1]))[1]
             middle[column], half[column] = (low + high) / 2, (high - low) / 2
         return {**state, **_like(released.value, dict(zip(RANGE, (middle, half), strict=True)))}
 
@@ -219,6 +241,17 @@ class Spread(Stage):
         if not self.bounded:
             del view["bound"]
         return {**state, **_like(released.value, view)}
+
+    def doubts(self, state: State) -> tuple[str, ...]:
+        factor = on_host(state[SPREAD[1]])
+        groups = [group for group in self.released if not factor[group.features].any()]
+        if not groups:
+            return ()
+        n, of = len(groups), len(self.released)
+        return (
+            f"{n} of {of} columns {'was' if n == 1 else 'were'} left out, since noise hides how "
+            "many values they have. More records, fewer columns or a larger epsilon would help",
+        )
 
     def _number(self, sums: Float) -> tuple[float, Float, float]:
         """Return how many values there are, their mean and their variance; at worst none."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpfedc.clustering.dp_fedc_planner import LOW_DIMENSION, auto_rounds
 from dpfedc.clustering.factorization import Factorization
-from dpfedc.clustering.method import Settings
+from dpfedc.clustering.method import Settings, measured
 from dpfedc.clustering.run_plan import Federation, RunPlan
 from dpfedc.clustering.stage import State
 from dpfedc.clustering.standardize import Subspace
@@ -46,6 +46,7 @@ def factorization_model(
         nonnegative=bool(given.get("nonnegative", False)),
         feature_names=names,
         about=about,
+        **measured(state),
     )
 
 

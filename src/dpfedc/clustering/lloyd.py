@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
+from dpfedc.clustering.centers import doubtful_sizes
 from dpfedc.clustering.stage import Entry, Form, Known, Public, SiteBatch, Stage, State, broadcast
 from dpfedc.clustering.standardize import origin_entry, standardized_memory, standardized_view
 from dpfedc.kernels import Array
-from dpfedc.kernels.cluster_sums import cluster_means, one_hot, squared_distances
+from dpfedc.kernels.cluster_sums import cluster_means, mean_errors, one_hot, squared_distances
 from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.row_views import Columns
 from dpfedc.privacy.gate import Released
@@ -109,8 +110,21 @@ class LloydSums(Stage):
         means = cluster_means(value[:, :-1], value[:, -1], before, least=self.min_count)
         if "bound" in state:  # a mean of clipped records is in the unit ball; noise may not be
             means = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1.0)
+        noise, counts = released.event.noise_std, value[:, -1]
+        errors = mean_errors(means, counts, noise, noise)
+        errors[counts < self.min_count] = np.inf  # such a centre is no mean
         like = {"dtype": released.value.dtype, "device": device(released.value)}
-        return {**state, "centers": xp.asarray(origin + unit * means, **like)}
+        return {
+            **state,
+            "centers": xp.asarray(origin + unit * means, **like),
+            "sizes": xp.asarray(counts, **like),
+            "size_errors": xp.asarray(np.full(len(counts), noise), **like),
+            "counted": xp.asarray(float(released.n_records), **like),
+            "center_errors": xp.asarray(unit * errors, **like),
+        }
+
+    def doubts(self, state: State) -> tuple[str, ...]:
+        return doubtful_sizes(state)
 
     def _place(self, state: State) -> State:
         """Return where records are measured from, and the length they are clipped to."""

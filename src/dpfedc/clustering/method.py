@@ -17,10 +17,11 @@ import numpy.typing as npt
 from dpfedc.clustering.run_plan import Federation, RunPlan
 from dpfedc.clustering.stage import State
 from dpfedc.errors import InvalidInput
-from dpfedc.kernels.column_view import VIEW
+from dpfedc.kernels.column_view import VIEW, unseen
 from dpfedc.kernels.devices import as_numpy
 from dpfedc.privacy.privacy_plan import PrivacyPlan
-from dpfedc.settings import PrivacyTarget, Setting, left_open, plain
+from dpfedc.settings import PrivacyTarget, Setting, left_open, listed, plain
+from dpfedc.tables.layout import NUMBER
 
 if TYPE_CHECKING:
     from dpfedc.model_file import ClusterModel
@@ -33,6 +34,9 @@ Plan = PrivacyPlan | None
 Float = npt.NDArray[np.float64]
 
 
+OUTSIDE = 1.0
+"""A centre may lie so far outside a declared range, in halves of it, before it is doubted: with
+many columns at the edge of their ranges, noise takes some a little over it."""
 BY_SCHEMA = (
     "init", "center", "scale", "norm_bound", "feature_ranges", "constant_feature", "nonnegative",
 )  # fmt: skip
@@ -120,11 +124,21 @@ class Method(ABC):
         about: Mapping[str, Any],
     ) -> ClusterModel:
         """Return the model that a state stands for: by default the nearest of its centres."""
-        return nearest_model(state["centers"], feature_names=feature_names, about=about)
+        return nearest_model(state, feature_names=feature_names, about=about)
+
+    def doubts(self, given: Settings, model: ClusterModel) -> tuple[str, ...]:
+        """Return what in a model contradicts what was declared."""
+        away = _out_of_range(given, model)
+        outside = np.flatnonzero((away > 1 + OUTSIDE).any(axis=1)).tolist()
+        if not outside:
+            return ()
+        which = f"{'centre' if len(outside) == 1 else 'centres'} {listed(outside)}"
+        verb = "lies" if len(outside) == 1 else "lie"
+        return (f"{which} {verb} outside the declared ranges: noise has thrown them there",)
 
 
 def nearest_model(
-    centers: Any, *, feature_names: tuple[str, ...] | None, about: Mapping[str, Any]
+    state: State, *, feature_names: tuple[str, ...] | None, about: Mapping[str, Any]
 ) -> ClusterModel:
     """Return the model that assigns to the nearest centre.
 
@@ -133,7 +147,7 @@ def nearest_model(
     """
     from dpfedc.model_file import ClusterModel
 
-    centers = as_numpy(centers)
+    centers = as_numpy(state["centers"])
     middle = centers.mean(axis=0)
     return ClusterModel(
         directions=centers,
@@ -143,7 +157,28 @@ def nearest_model(
         by_membership=False,
         feature_names=feature_names,
         about=about,
+        **measured(state),
     )
+
+
+def measured(state: State) -> dict[str, Any]:
+    """Return sizes, spread, and the errors of sizes and centres, as far as they were released."""
+    names = ("sizes", "size_errors", "center_errors")
+    found: dict[str, Any] = {name: as_numpy(state[name]) for name in names if name in state}
+    if "best_cost" in state and "sizes" in state:
+        found["within"] = float(state["best_cost"]) / float(state["best_records"])
+    return found
+
+
+def _out_of_range(given: Settings, model: ClusterModel) -> Float:
+    """Return how far centres are from the middle of declared ranges, in halves of them."""
+    if model.schema is not None:
+        numbers = [g.start for g in model.schema.layout if g.kind == NUMBER and not g.auto]
+        return np.asarray(np.abs(unseen(model.seen_centers, model.view)[:, numbers]))
+    if given.get("feature_ranges") is None:
+        return np.zeros((1, 1))
+    least, most = checked_ranges(given["feature_ranges"], model.center.size).T
+    return np.asarray(np.abs(model.cluster_centers - (least + most) / 2) / ((most - least) / 2))
 
 
 def with_table(model: ClusterModel, state: State, schema: Schema | None) -> ClusterModel:

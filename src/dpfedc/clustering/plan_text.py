@@ -5,11 +5,9 @@ Everything here follows from the plan; nothing sees a record.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dpfedc.clustering.run_plan import (
-    MAX_HARMLESS_NOISE,
-    MAX_USABLE_NOISE,
     Federation,
     RunPlan,
 )
@@ -45,15 +43,6 @@ def budget_shares(plan: PrivacyPlan) -> dict[str, float | None]:
     return {stage: None if stage in sampled else used / whole for stage, used in spent.items()}
 
 
-def noise_in_words(noise_ratio: float) -> str:
-    """Return what to expect of a result at this ratio of noise to a cluster's signal."""
-    if noise_ratio < MAX_HARMLESS_NOISE:
-        return "little is lost to noise"
-    if noise_ratio <= MAX_USABLE_NOISE:
-        return "noise costs some accuracy"
-    return "noise swamps the clusters; expect a poor result"
-
-
 def plan_in_brief(plan: RunPlan, target: PrivacyTarget | None) -> str:
     """Return the plan in one line."""
     n_stages = len(plan.stages)
@@ -66,25 +55,27 @@ def plan_in_brief(plan: RunPlan, target: PrivacyTarget | None) -> str:
             f"{target.delta:g}, which is not a proof."
         )
     epsilon = number(plan_epsilon(plan.privacy))
-    return (
-        f"{size}; epsilon {epsilon}, delta {target.delta:g} for every {plan.privacy.unit}; "
-        f"{noise_in_words(plan.noise_ratio)} (noise ratio {ratio(plan.noise_ratio)})."
-    )
+    return f"{size}; epsilon {epsilon}, delta {target.delta:g} for every {plan.privacy.unit}."
 
 
-def plan_in_words(plan: RunPlan, facts: Federation, target: PrivacyTarget | None) -> list[str]:
+def plan_in_words(
+    plan: RunPlan,
+    facts: Federation,
+    target: PrivacyTarget | None,
+    verdict: Sequence[str] = (),
+) -> list[str]:
     """Return the plan in sentences, each with its subject and a colon in front.
 
-    In order: what is planned, the promise and whom it trusts, the noise, the planner's choices, the
-    stages, and warnings where the result is likely to be poor or delta too large to mean much.
+    In order: what is planned, the verdict on it, the promise and whom it trusts, the planner's
+    choices, the stages, and a warning where delta is too large to mean much.
     """
-    paragraphs = [_subject(plan, facts)]
+    paragraphs = [_subject(plan, facts), *verdict]
     if plan.privacy is None:
         noise = "" if target is None else f"; the paper's noise for epsilon {target.epsilon:g}"
         paragraphs.append(f"Promise: none{noise}; {'; '.join(plan.stamps)}.")
     else:
         promise = guarantee(plan.privacy, stamp=None)
-        paragraphs += [*_promise(promise), _noise(plan.noise_ratio)]
+        paragraphs += _promise(promise)
     paragraphs += [*plan.explain(), *_stages(plan, facts)]
     return paragraphs + [f"Warning: {text}" for text in _warnings(plan, facts)]
 
@@ -131,14 +122,6 @@ def _promise(promise: PrivacyGuarantee) -> Iterator[str]:
         yield f"Assumed: {assumption(promise)}"
 
 
-def _noise(noise_ratio: float) -> str:
-    return (
-        f"Noise: {ratio(noise_ratio)} times the signal of a cluster of average size. Below "
-        f"{MAX_HARMLESS_NOISE:g} little is lost, above {MAX_USABLE_NOISE:g} the result is poor. "
-        f"Here {noise_in_words(noise_ratio)}."
-    )
-
-
 def _stages(plan: RunPlan, facts: Federation) -> Iterator[str]:
     privacy, n_stages = plan.privacy, len(plan.stages)
     if privacy is not None:
@@ -165,15 +148,6 @@ def _stages(plan: RunPlan, facts: Federation) -> Iterator[str]:
         yield f"{text}."
 
 
-def ratio(value: float) -> str:
-    """Return a ratio with two decimals, or two digits if it is small.
-
-    >>> ratio(1.0446), ratio(0.0267)
-    ('1.04', '0.027')
-    """
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
-
-
 def _who(stage: Stage, facts: Federation, privacy: PrivacyPlan | None) -> str:
     n_rounds, n_sites = stage.n_rounds, facts.n_sites
     per_round = stage.taking_part(n_sites)
@@ -192,14 +166,6 @@ def _warnings(plan: RunPlan, facts: Federation) -> Iterator[str]:
     if plan.privacy is None:
         return
     unit = plan.privacy.unit
-    if plan.noise_ratio > MAX_USABLE_NOISE:
-        several = facts.n_sites > 1 and plan.privacy.trust == "local"
-        other = "; so would trust in secure aggregation" if several else ""
-        yield (
-            f"the noise is {ratio(plan.noise_ratio)} times the signal of a cluster, and likely to "
-            f"swamp it; at most {MAX_USABLE_NOISE:g} is wanted. More {unit}s, fewer clusters or a "
-            f"larger epsilon would help{other}."
-        )
     if plan.privacy.delta >= 1 / facts.n_records:
         yield (
             f"delta {plan.privacy.delta:g} is too large to mean much: it should be well below one "

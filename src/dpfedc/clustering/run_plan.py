@@ -18,9 +18,8 @@ from dpfedc.tables.layout import Layout
 NO_NOISE = "no noise was added: not private"
 MAX_ROUNDS = 100_000
 """Of one stage: planning and paying for more would keep a site busy before anyone accepts."""
-MAX_HARMLESS_NOISE, MAX_USABLE_NOISE = 0.2, 0.7
-"""Below the first noise ratio a run finds about what it would find without noise; above the second
-results are poor, and a subspace is worth its price."""
+MAX_USABLE_NOISE = 0.7
+"""Above this noise ratio results are poor, and a subspace is worth its price."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,11 @@ class RunPlan:
     def n_rounds(self) -> int:
         """Return the number of rounds of all stages."""
         return sum(stage.n_rounds for stage in self.stages)
+
+    def hopeless(self, facts: Federation) -> str:
+        """Return why the run must fail whatever the records are, or "" if it need not."""
+        reasons = (stage.hopeless(facts.n_records) for stage in self.stages)
+        return next((reason for reason in reasons if reason), "")
 
 
 def planned_releases(
@@ -109,10 +113,16 @@ def private_stages(
             unit=target.unit,
             sites_per_person=target.sites_per_person,
         )
-    told = tuple(
+    return told_of_noise(stages, facts, privacy), privacy
+
+
+def told_of_noise(
+    stages: Sequence[Stage], facts: Federation, privacy: PrivacyPlan
+) -> tuple[Stage, ...]:
+    """Return the stages, each told of the noise that its sums will have."""
+    return tuple(
         stage.told(
             privacy.noise_of_sum(stage.name, stage.taking_part(facts.n_sites)), facts.n_records
         )
         for stage in stages
     )
-    return told, privacy

@@ -215,6 +215,14 @@ class Stage(ABC):
     def combine(self, state: State, released: Released, t: int) -> State:
         """Return the state after round t, from released values only."""
 
+    def hopeless(self, n_records: int) -> str:
+        """Return why so few records cannot stand out from the noise, or "" if they can."""
+        return ""
+
+    def doubts(self, state: State) -> tuple[str, ...]:
+        """Return what in a run's last state looks like noise, from released values alone."""
+        return ()
+
     def diagnose(self, batch: SiteBatch, state: State) -> Mapping[str, float]:
         """Return exact measures of progress over all sites; for simulation only."""
         return {}

@@ -22,7 +22,7 @@ from dpfedc.clustering.stage import (
     at_most,
     broadcast,
 )
-from dpfedc.errors import InvalidInput
+from dpfedc.errors import InvalidInput, NotFound
 from dpfedc.kernels import Array
 from dpfedc.kernels.cluster_sums import one_hot
 from dpfedc.kernels.devices import on_host, on_host_once
@@ -36,6 +36,11 @@ BINS_PER_OCTAVE = 2
 OCTAVES = 40
 N_BINS = 2 * OCTAVES * BINS_PER_OCTAVE
 """Norms from 2^-40 to 2^40 are told apart; shorter and longer ones fall into the end bins."""
+WHAT_TO_DECLARE = (
+    "Declare the range of each column (a schema, or feature_ranges) or the length of the longest "
+    "record (norm_bound, --norm-bound), as far as they are known without a look at the records; or "
+    "ask for a larger epsilon"
+)
 VIEW = ("data_mean", "scale", "basis")
 """What the standardised view of the records depends on."""
 
@@ -178,6 +183,16 @@ class Bound(Stage):
         threshold = beyond_noise(noise, N_BINS)
         return replace(self, min_count=max(threshold, 0.005 * n_records))
 
+    def hopeless(self, n_records: int) -> str:
+        """Return why no bin can hold enough records."""
+        if self.min_count < n_records:
+            return ""
+        return (
+            f"the length of the longest records cannot be found among {n_records:,} records: a bin "
+            f"of the histogram needs more than {self.min_count:,.0f} of them to stand out from the "
+            f"noise. {WHAT_TO_DECLARE}"
+        )
+
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         return {"origin": public.asarray(np.zeros(public.n_features)), **state}
 
@@ -196,7 +211,13 @@ class Bound(Stage):
     def combine(self, state: State, released: Released, t: int) -> State:
         counts = on_host(released.value)
         above = np.flatnonzero(counts > self.min_count)
-        highest = int(above[-1]) if len(above) else int(np.argmax(counts))
+        if not len(above):
+            raise NotFound(
+                f"the length of the longest records was not found: no bin of the histogram holds "
+                f"more than {self.min_count:,.0f} records, so none stands out from the noise. "
+                f"{WHAT_TO_DECLARE}"
+            )
+        highest = int(above[-1])
         bound = 2.0 ** ((highest + 1) / BINS_PER_OCTAVE - OCTAVES)
         like = state["origin"]
         xp = array_namespace(like)
@@ -305,6 +326,17 @@ class Scale(Stage):
             **state,
             "scale": xp.clip(scale, min=MIN_SCALE * bound, max=self.factor * bound),
         }
+
+    def doubts(self, state: State) -> tuple[str, ...]:
+        if (
+            "bound" not in state
+            or float(state["scale"]) > MIN_SCALE * float(state["bound"]) * SLACK
+        ):
+            return ()
+        return (
+            "the scale of the records is at its floor: they spread far less than the bound on "
+            f"their length, or noise has swamped it. {WHAT_TO_DECLARE}",
+        )
 
 
 @dataclass(frozen=True)

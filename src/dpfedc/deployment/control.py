@@ -14,7 +14,7 @@ from typing import Any
 
 from dpfedc.deployment.agreement import Agreement
 from dpfedc.deployment.messages import Refusal
-from dpfedc.errors import InvalidInput
+from dpfedc.errors import InvalidInput, printable
 
 HELLO, OFFER, RESULT = "hello", "offer", "result"
 _ANSWER, _REFUSAL = b"\x00", b"\x01"
@@ -77,11 +77,6 @@ def opened(reply: bytes) -> bytes | Refusal:
     if reply[:1] == _REFUSAL:
         return Refusal(printable(reply[1:].decode(errors="replace")[:_MAX_REASON]))
     return Refusal("it sent something that is no reply")
-
-
-def printable(text: str) -> str:
-    """Return text for a terminal or a log: others may have put into it what moves the cursor."""
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _words(**fields: Any) -> bytes:

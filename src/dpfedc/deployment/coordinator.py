@@ -25,11 +25,13 @@ from dpfedc.deployment.keys import public_key, signed
 from dpfedc.deployment.messages import Answer, Refusal, Request, digest
 from dpfedc.engine.conclusion import Conclusion, concluded
 from dpfedc.engine.rounds import Position, run
-from dpfedc.errors import DPFedCError, InvalidInput
+from dpfedc.errors import DPFedCError, InvalidInput, NotFound
+from dpfedc.model_file import ClusterModel, with_names_of
 from dpfedc.privacy.gate import Released, planned_event, received
 from dpfedc.privacy.ledger import Head
 from dpfedc.privacy.noise import SIMULATED
 from dpfedc.randomness import Randomness
+from dpfedc.whole_files import write_whole
 
 MODEL, RECORD = "model.npz", "run.jsonl"
 
@@ -219,14 +221,17 @@ class Coordinator:
         def keep(position: Position) -> None:
             Checkpoint(agreement.digest, position, dict(sites.heads)).save(self.folder)
 
-        last = run(
-            agreement.plan.stages,
-            sites,
-            randomness=Randomness(agreement.seed),
-            state=agreement.declared,
-            position=None if kept is None else kept.position,
-            keep=keep,
-        )
+        try:
+            last = run(
+                agreement.plan.stages,
+                sites,
+                randomness=Randomness(agreement.seed),
+                state=agreement.declared,
+                position=None if kept is None else kept.position,
+                keep=keep,
+            )
+        except NotFound as lost:
+            raise lost.naming(agreement.features) from None
         return self._finished(last)
 
     def _finished(self, last: Position) -> Conclusion:
@@ -236,7 +241,7 @@ class Coordinator:
             _settings(agreement),
             plan,
             agreement.facts,
-            last.rounds,
+            last,
             stamp=SIMULATED if agreement.noise == "simulated" else None,
             model=lambda about: with_table(
                 method_named(agreement.method).model(
@@ -251,7 +256,12 @@ class Coordinator:
             ),
             results={"title": agreement.name},
         )
-        finished.model.write(self.folder / MODEL)
+        # A run that is over may be resumed to send its model again: its clusters keep their names.
+        model, path = finished.model.to_bytes(), self.folder / MODEL
+        if path.exists():
+            model = with_names_of(path.read_bytes(), model)
+            finished = replace(finished, model=ClusterModel.from_bytes(model))
+        write_whole(path, model)
         finished.record.write(self.folder / RECORD)
         return finished
 

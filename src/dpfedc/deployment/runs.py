@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dpfedc.clustering.registry import method_named
 from dpfedc.deployment import control
 from dpfedc.deployment.agreement import Agreement, Site
 from dpfedc.deployment.checkpoint import Checkpoint
-from dpfedc.deployment.coordinator import MODEL
+from dpfedc.deployment.coordinator import MODEL, RECORD
 from dpfedc.deployment.flower.transport import FlowerTransport
 from dpfedc.deployment.keys import fingerprint, public_key
 from dpfedc.deployment.messages import Refusal
 from dpfedc.deployment.proposal import proposed_by_toml
 from dpfedc.deployment.server_folder import ServerFolder
-from dpfedc.errors import DPFedCError, InvalidInput
+from dpfedc.engine.conclusion import Conclusion
+from dpfedc.errors import DPFedCError, InvalidInput, NotFound
 from dpfedc.whole_files import write_whole
 
 AGREEMENT = "agreement.json"
@@ -81,7 +84,11 @@ def proposal(
         except InvalidInput as error:
             raise DPFedCError(f"{name} does not say how many records it has: {error}") from error
     key = public_key(folder.receipt_key)
-    return proposed_by_toml(text, sites=sites, receipt_key=key, folder=plan.parent)
+    agreement = proposed_by_toml(text, sites=sites, receipt_key=key, folder=plan.parent)
+    hopeless = agreement.plan.hopeless(agreement.facts)
+    if hopeless:
+        raise NotFound(f"{hopeless}. Nothing has been offered")
+    return agreement
 
 
 def run_folder(folder: ServerFolder, agreement: Agreement) -> Path:
@@ -151,6 +158,24 @@ def _said(reply: bytes) -> Mapping[str, Any]:
         return control.words_of(reply)
     except InvalidInput:
         return {}
+
+
+def judged(agreement: Agreement, finished: Conclusion, folder: Path) -> Conclusion:
+    """Return the conclusion with a verdict in its record, and write both again.
+
+    The server rehearses with invented records, from what the agreement says and was released.
+    """
+    from dpfedc.verdict.kept import kept_verdict
+    from dpfedc.verdict.verdict import reached_verdict
+
+    method = method_named(agreement.method)
+    planned = (method, agreement.settings, agreement.facts, agreement.plan)
+    expected = kept_verdict(*planned)
+    verdict, model = reached_verdict(expected, *planned, finished.model, finished.doubts)
+    record = finished.record.with_results(verdict=verdict.as_plain())
+    model.write(folder / MODEL)
+    record.write(folder / RECORD)
+    return replace(finished, model=model, record=record)
 
 
 def publish(transport: FlowerTransport, agreement: Agreement, folder: Path) -> set[str]:

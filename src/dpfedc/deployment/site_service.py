@@ -7,6 +7,7 @@ the operator needs to know is told here, through `tell`, and not sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from dpfedc.deployment import control
@@ -15,7 +16,7 @@ from dpfedc.deployment.keys import fingerprint
 from dpfedc.deployment.messages import unpacked
 from dpfedc.deployment.site_folder import MODEL, SiteFolder
 from dpfedc.deployment.site_run import LEDGER_TROUBLE, SiteRun
-from dpfedc.errors import DPFedCError, InvalidInput, Refused
+from dpfedc.errors import DPFedCError, InvalidInput, Refused, printable
 from dpfedc.privacy.ledger import Ledger, Unusable
 from dpfedc.privacy.ledger.caps import cap_of
 from dpfedc.tables.schema import Schema, difference
@@ -50,7 +51,7 @@ class SiteService:
         self._ledger.close()
 
     def _tell(self, text: str) -> None:
-        self._to_operator(control.printable(text))
+        self._to_operator(printable(text))
 
     def reply(self, request: bytes) -> bytes:
         """Return the reply to a request, whatever it is: no request may end the process."""
@@ -161,7 +162,7 @@ class SiteService:
         try:
             if not self._folder.is_accepted(run):
                 raise Refused(f"run {run[:12]} has not been accepted here")
-            write_whole(self._folder.run(run) / MODEL, control.model_of(words))
+            keep_model(self._folder.run(run) / MODEL, control.model_of(words))
         except InvalidInput as error:
             raise Refused(str(error)) from error
         self._tell(
@@ -169,6 +170,15 @@ class SiteService:
             f"dpfedc site labels {self._folder.path} --run {run[:12]}"
         )
         return True
+
+
+def keep_model(path: Path, model: bytes) -> None:
+    """Keep a model that was sent; names that clusters have been given here stay."""
+    if path.exists():
+        from dpfedc.model_file import with_names_of  # for a model that is sent again only
+
+        model = with_names_of(path.read_bytes(), model)
+    write_whole(path, model)
 
 
 def require_affordable(agreement: Agreement, ledger: Ledger) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -12,9 +13,11 @@ import numpy as np
 
 from dpfedc.clustering.method import declares_bound
 from dpfedc.clustering.plan_text import budget_shares
-from dpfedc.clustering.registry import proved_methods
+from dpfedc.clustering.registry import method_named, proved_methods
 from dpfedc.clustering.run_plan import Federation, RunPlan
-from dpfedc.engine.run_record import RoundRecord, RunRecord
+from dpfedc.clustering.stage import State
+from dpfedc.engine.rounds import Position
+from dpfedc.engine.run_record import RunRecord
 from dpfedc.model_file import ClusterModel
 from dpfedc.privacy.accountant import guarantee
 from dpfedc.settings import PrivacyGuarantee, plain
@@ -27,6 +30,8 @@ class Conclusion:
     model: ClusterModel
     record: RunRecord
     privacy: PrivacyGuarantee | None
+    doubts: tuple[str, ...] = ()
+    """What in the released values looks like noise, in words."""
 
 
 def concluded(
@@ -34,7 +39,7 @@ def concluded(
     settings: Mapping[str, Any],
     plan: RunPlan,
     facts: Federation,
-    rounds: Sequence[RoundRecord],
+    last: Position,
     *,
     stamp: str | None,
     model: Callable[[dict[str, Any]], ClusterModel],
@@ -49,20 +54,38 @@ def concluded(
     stamps = plan.stamps if stamp is None else (*plan.stamps, stamp)
     privacy = None if promise is None else promise.as_plain()
     about = {"method": method, "version": version("dpfedc")}
+    fitted = model({**about, "stamps": list(stamps), "privacy": privacy})
+    fitted = _sizes_of_all(fitted, last.state, facts)
+    doubts = [text for stage in plan.stages for text in stage.doubts(last.state)]
+    if method in proved_methods():
+        doubts += method_named(method).doubts(settings, fitted)
     record = RunRecord(
         **about,
         settings=_settings(method, settings, facts),
-        rounds=tuple(rounds),
+        rounds=last.rounds,
         stamps=stamps,
         results={
             "privacy": privacy,
+            "doubts": list(doubts),
             "privacy_plan": plan.privacy and json.loads(plan.privacy.to_json()),
             "stages": list(_stages(plan)),
             **(results or {}),
         },
     )
-    fitted = model({**about, "stamps": list(stamps), "privacy": privacy})
-    return Conclusion(fitted, record, promise)
+    return Conclusion(fitted, record, promise, tuple(doubts))
+
+
+def _sizes_of_all(model: ClusterModel, state: State, facts: Federation) -> ClusterModel:
+    """Return the model with sizes for all records, where some sites were not in the last count.
+
+    How much these differ from the others is not known, so such sizes have no error bars.
+    """
+    if model.sizes is None or "counted" not in state:
+        return model
+    up = facts.n_records / float(state["counted"])
+    if math.isclose(up, 1.0, rel_tol=1e-6):
+        return model
+    return replace(model, sizes=up * model.sizes, size_errors=None)
 
 
 def _settings(method: str, settings: Mapping[str, Any], facts: Federation) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from dpfedc.clustering.stage import Stage, State
 from dpfedc.engine.backend import Backend
 from dpfedc.engine.run_record import RoundRecord
+from dpfedc.kernels.devices import on_host
 from dpfedc.privacy.gate import ReleaseEvent
 from dpfedc.privacy.schedule import cohorts
 from dpfedc.randomness import Randomness
@@ -62,7 +66,8 @@ def run(
             released = backend.round(stage, position.state, t, cohort)
             combined = stage.combine(position.state, released, t)
             seconds = time.perf_counter() - began
-            entry = recorded(released.event, seconds, backend.diagnose(stage, combined))
+            exact = backend.diagnose(stage, combined)
+            entry = recorded(released.event, seconds, exact, moved(position.state, combined))
             position = Position(position.stage, t, combined, (*position.rounds, entry))
             if t == stage.n_rounds:
                 position = started(replace(position, stage=position.stage + 1, t=0))
@@ -71,7 +76,19 @@ def run(
     return position
 
 
-def recorded(event: ReleaseEvent, seconds: float, exact: Mapping[str, float]) -> RoundRecord:
+def moved(before: State, after: State) -> float | None:
+    """Return how far the centres moved, over how far they are from their mean; from the state."""
+    name = next((name for name in ("centers", "W") if name in before and name in after), None)
+    if name is None or before[name].shape != after[name].shape:
+        return None
+    old, new = on_host(before[name]), on_host(after[name])
+    step, apart = float(np.linalg.norm(new - old)), float(np.linalg.norm(new - new.mean(axis=0)))
+    return step / apart if apart > 0 and math.isfinite(step / apart) else None
+
+
+def recorded(
+    event: ReleaseEvent, seconds: float, exact: Mapping[str, float], moved: float | None = None
+) -> RoundRecord:
     """Return the record of a round from the event of its release."""
     names = RELEASE_FIELDS if event.noise_multiplier else ()
     return RoundRecord(
@@ -82,4 +99,5 @@ def recorded(event: ReleaseEvent, seconds: float, exact: Mapping[str, float]) ->
         seconds,
         release={name: getattr(event, name) for name in names},
         diagnostics=dict(exact),
+        moved=moved,
     )

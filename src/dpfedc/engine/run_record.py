@@ -23,6 +23,8 @@ class RoundRecord:
     `release` says how it was protected: noise_multiplier, sampling_probability, sensitivity and
     noise_std (of the sum over the sites); it is empty where no noise was added.
     `diagnostics` holds exact values that a simulation may show and a deployed site never sends.
+    `moved` says how far the released centres moved, over how far apart they are (None: there are
+    none yet).
     """
 
     stage: str
@@ -32,6 +34,7 @@ class RoundRecord:
     seconds: float
     release: Mapping[str, float] = field(default_factory=dict)
     diagnostics: Mapping[str, float] = field(default_factory=dict)
+    moved: float | None = None
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from dpfedc.engine.conclusion import concluded
 from dpfedc.engine.rounds import run
 from dpfedc.engine.run_record import RoundRecord
 from dpfedc.engine.simulated import Diagnose, SimulatedSites, Sites
-from dpfedc.errors import InvalidInput
+from dpfedc.errors import InvalidInput, NotFound, UtilityWarning
 from dpfedc.estimators.record_checks import (
     check_records,
     refuse_gaps,
@@ -47,6 +48,7 @@ from dpfedc.privacy.open_gate import OpenGate
 from dpfedc.privacy.torch_noise import TorchNoise
 from dpfedc.randomness import Randomness
 from dpfedc.settings import RUN_SETTINGS, PrivacyTarget, plain
+from dpfedc.summary.cluster_summary import ClusterSummary
 from dpfedc.tables.trial_records import (
     TrialRecords,
     as_schema,
@@ -55,6 +57,9 @@ from dpfedc.tables.trial_records import (
     of_rows,
     person_records,
 )
+
+if TYPE_CHECKING:
+    from dpfedc.verdict.verdict import Verdict
 
 OnRound = Callable[[RoundRecord, int], None]
 
@@ -77,6 +82,8 @@ class FederatedClusterer(
     on_round: OnRound | None
     _records = TrialRecords(np.empty((0, 0)), None)
     """What is being clustered, during `fit`."""
+    _verdict: Verdict | None = None
+    _doubts: tuple[str, ...] = ()
     device: str | None = None
     """Torch's device for the records and all that is computed from them; None for NumPy."""
     ledger: str | os.PathLike[str] | None = None
@@ -99,7 +106,11 @@ class FederatedClusterer(
         choices = method.checked(own, facts)
         nonnegative = getattr(choices, "nonnegative", False)
         check_records(sites.X, choices.n_clusters, nonnegative=nonnegative, present=sites.present)
-        return method.plan(self._given(sites), facts, self._target())
+        plan = method.plan(self._given(sites), facts, self._target())
+        hopeless = plan.hopeless(facts)
+        if hopeless:
+            raise NotFound(hopeless)
+        return plan
 
     def _given(self, sites: Sites) -> dict[str, Any]:
         """Return the settings, and what a method without a proof takes from the records."""
@@ -184,13 +195,16 @@ class FederatedClusterer(
             if plan.privacy is not None and noise is not None:
                 on_charge = None if spending is None else spending.charge
                 gate = Gate(plan.privacy, noise, randomness, on_charge=on_charge)
-            last = run(
-                plan.stages,
-                SimulatedSites(federation, gate, randomness, diagnosis),
-                randomness=randomness,
-                state=self._declared(federation),
-                on_round=on_round,
-            )
+            try:
+                last = run(
+                    plan.stages,
+                    SimulatedSites(federation, gate, randomness, diagnosis),
+                    randomness=randomness,
+                    state=self._declared(federation),
+                    on_round=on_round,
+                )
+            except NotFound as lost:
+                raise lost.naming(self._feature_names()) from None
         facts = self._facts(federation)
         settings = {n: v for n, v in self.get_params(deep=False).items() if n != "ledger"}
         finished = concluded(
@@ -198,11 +212,14 @@ class FederatedClusterer(
             {**settings, "noise": None if noise is None else "simulated"},
             plan,
             facts,
-            last.rounds,
+            last,
             stamp=None if noise is None else SIMULATED,
             model=lambda about: self._model(plan, last.state, about),
             results=self._more_results(facts),
         )
+        for doubt in finished.doubts:
+            warnings.warn(doubt, UtilityWarning, stacklevel=3)
+        self._facts_of_fit, self._doubts, self._verdict = facts, finished.doubts, None
         self.privacy_ = finished.privacy
         self.spent_ = None if spending is None else spending.spent
         self.model_ = finished.model
@@ -214,6 +231,28 @@ class FederatedClusterer(
         self._n_features_out = self.n_clusters
         del self._records  # a fitted estimator may be kept or sent: it holds no records
         return self
+
+    @property
+    def verdict_(self) -> Verdict:
+        """Return whether the result is usable, rough or useless, and why.
+
+        It is found when it is first asked for, which takes seconds, by rehearsals on invented
+        records; from public facts and released values alone. The centres' errors in `model_` are
+        filled in where the run itself could not tell them.
+        """
+        check_is_fitted(self)
+        method = self._method()
+        if not method.proved:
+            raise AttributeError(f"verdict_ is known of proved methods only, not of {method.name}")
+        if self._verdict is None:
+            from dpfedc.verdict.kept import kept_verdict
+            from dpfedc.verdict.verdict import reached_verdict
+
+            planned = (method, self.get_params(deep=False), self._facts_of_fit, self.plan_)
+            self._verdict, self.model_ = reached_verdict(
+                kept_verdict(*planned), *planned, self.model_, self._doubts
+            )
+        return self._verdict
 
     def predict(self, X: Any, *, persons: Any = None) -> npt.NDArray[np.int32]:
         """Return the cluster of each row of X; rows of one person go together.
@@ -235,6 +274,16 @@ class FederatedClusterer(
         if records.rows is None:
             return memberships
         return np.where((records.rows >= 0)[:, None], memberships[records.rows], np.nan)
+
+    def summary(self) -> ClusterSummary:
+        """Return each cluster as people read it: in units, with error bars, what sets it apart.
+
+        Where the run itself cannot tell the errors of its centres, the verdict is found first.
+        """
+        check_is_fitted(self)
+        if self.model_.center_errors is None and self._method().proved:
+            _ = self.verdict_
+        return self.model_.summary()
 
     def score(self, X: Any, y: Any = None) -> float:
         """Return minus the k-means cost: the sum of squared distances to the nearest centre.

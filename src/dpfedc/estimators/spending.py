@@ -95,8 +95,14 @@ def cost_of(plan: PrivacyPlan) -> npt.NDArray[np.float64]:
 
 
 def spent_most(sums: npt.NDArray[np.float64], unit: str) -> Spent:
-    """Return what was spent on the record that has met the least noise."""
-    n_fits, squares, epsilon, delta, spare = sums[sums[:, 1].argmax()].tolist()
+    """Return what was spent on the record that has lost most."""
+    # Records of the same fits have the same sums, so there are few of them.
+    each = [_spent(row, unit) for row in np.unique(sums, axis=0).tolist()]
+    return max(each, key=lambda spent: spent.epsilon)
+
+
+def _spent(sums: list[float], unit: str) -> Spent:
+    n_fits, squares, epsilon, delta, spare = sums
     delta = min(delta, 1.0)
     together = gaussian_epsilon(math.sqrt(squares), delta - spare)
     return Spent(int(n_fits), min(epsilon, together), delta, unit)

@@ -26,6 +26,16 @@ def one_hot(labels: Array, n_clusters: int, like: Array) -> Array:
     return xp.astype(labels[:, None] == columns, like.dtype)
 
 
+def mean_errors(means: Float, counts: Float, noise: float, count_noise: float) -> Float:
+    """Return the standard deviations of sums / counts, from the noise in sums and in counts.
+
+    To first order: noise in a count stretches the mean. A mean of no records is not known at all.
+    """
+    spread = np.sqrt(noise**2 + (means * count_noise) ** 2)
+    few = counts <= 0
+    return np.where(few[:, None], np.inf, spread / np.where(few, 1.0, counts)[:, None])
+
+
 def cluster_means(sums: Float, counts: Float, fallback: Float, *, least: float = 1.0) -> Float:
     """Return sums / counts; a cluster with a count below `least` keeps its fallback."""
     filled = counts >= least

@@ -1,9 +1,9 @@
-"""What a finished run comes to: its scores, the words about it, and the content of its page."""
+"""What a finished run comes to: its scores, and the words about it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,17 +12,8 @@ from dpfedc.engine.run_record import RunRecord
 from dpfedc.kernels.metrics import cluster_sizes, kmeans_cost, scores
 from dpfedc.kernels.segments import by_column
 from dpfedc.model_file import ClusterModel
-from dpfedc.report.promise import (
-    STAGES_HEAD,
-    privacy_paragraphs,
-    stage_rows,
-    stages_caption,
-    unit_of,
-)
+from dpfedc.report.promise import unit_of
 from dpfedc.tables.trial_records import TrialRecords
-
-if TYPE_CHECKING:
-    from dpfedc.report.page import ReportContent
 
 Row = tuple[str, float, float | None]
 
@@ -34,15 +25,6 @@ SCORE_NAMES = {
     "cost_to_centres": "cost to the model's centres",
 }
 """The keys of scores in the order of every table, and what they are called there."""
-
-_COST_EXPLAINED = (
-    "The k-means cost is the mean squared distance of a record to the mean of its cluster: "
-    "lower is better."
-)
-_LABELS_EXPLAINED = (
-    "Accuracy, NMI and ARI compare the clusters with the known labels: higher is better, "
-    "1 is perfect. "
-)
 
 
 def with_scores(
@@ -102,55 +84,39 @@ def size_rows(
     ]
 
 
-def summary_sentences(record: RunRecord) -> list[str]:
-    """Return what the run did, in plain words."""
-    settings, sizes = record.settings, record.results.get("cluster_sizes")
-    n_sites, each, unit = settings["n_sites"], "", unit_of(record)
-    if sizes:
-        each = f" of {min(sizes):,} to {max(sizes):,} {unit}s"
-        if min(sizes) == max(sizes):
-            each = f" of {max(sizes):,} {unit}s each"
+def what_was_done(unit: str, *, n_records: int, n_sites: int, n_clusters: int, columns: str) -> str:
+    """Return in a sentence how many were clustered by what; `columns` with their number."""
     where = "at one site" if n_sites == 1 else f"at {n_sites:,} sites"
+    return f"{n_records:,} {unit}s {where} were put into {n_clusters} clusters by {columns}."
+
+
+def columns_of(model: ClusterModel) -> str:
+    """Return by how many columns a model tells records apart; a category is one."""
+    n = model.center.size if model.schema is None else len(model.schema.columns)
+    return "one column" if n == 1 else f"{n:,} columns"
+
+
+def summary_sentences(record: RunRecord, model: ClusterModel) -> list[str]:
+    """Return what the run did, in plain words."""
+    settings, unit = record.settings, unit_of(record)
+    n_sites, n_rounds = settings["n_sites"], len(record.rounds)
     sentences = [
-        f"{settings['n_records']:,} {unit}s with {settings['n_features']:,} features {where} "
-        f"were put into {settings['n_clusters']} clusters{each}, in {len(record.rounds)} rounds."
+        what_was_done(
+            unit,
+            n_records=settings["n_records"],
+            n_sites=n_sites,
+            n_clusters=settings["n_clusters"],
+            columns=columns_of(model),
+        )
     ]
+    rounds = "one round" if n_rounds == 1 else f"{n_rounds:,} rounds"
     if n_sites > 1:
-        sentences.append(f"Each site kept its {unit}s to itself.")
+        sentences.append(f"It took {rounds}; each site kept its {unit}s to itself.")
+    else:
+        sentences.append(f"It took {rounds}.")
     if "coordinator" in settings:
         sentences.append(
             f"The run was coordinated by {settings['coordinator']}; its agreement is "
             f"{settings['run'][:12]}."
         )
     return sentences
-
-
-def report_content(
-    model: ClusterModel,
-    record: RunRecord,
-    sizes: npt.NDArray[np.int64] | None = None,
-    site_names: Sequence[str] | None = None,
-) -> ReportContent:
-    """Return the content of the page about a run; `sizes` is (sites x clusters) where known."""
-    # These draw figures, and so are slow to import.
-    from dpfedc.report.markup import Table
-    from dpfedc.report.page import ReportContent
-
-    results, stages = record.results, stage_rows(record)
-    head, found = recorded_scores(record)
-    caption = _LABELS_EXPLAINED if "accuracy" in results.get("scores", {}) else ""
-    return ReportContent(
-        title=results.get("title") or f"Clusters by {record.method}",
-        record=record,
-        summary=summary_sentences(record),
-        privacy=privacy_paragraphs(record),
-        stages=Table(stages_caption(record), STAGES_HEAD, stages) if stages else None,
-        scores=Table(caption + _COST_EXPLAINED, head, found) if found else None,
-        centers=model.cluster_centers,
-        image_shape=results.get("image_shape"),
-        feature_names=model.feature_names,
-        sizes=sizes,
-        site_names=site_names,
-        reference_accuracy=results.get("pooled_kmeans", {}).get("accuracy"),
-        how_made=results.get("command", ""),
-    )

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dpfedc.engine.run_record import RunRecord
-from dpfedc.errors import InvalidInput
+from dpfedc.errors import DataUnavailable, InvalidInput
 from dpfedc.model_file import ClusterModel
-from dpfedc.report.content import report_content
 from dpfedc.report.output_files import (
+    SHAREABLE_HEAD,
     Labels,
     centers_table,
     read_sizes,
@@ -18,12 +18,14 @@ from dpfedc.report.output_files import (
     require_writable,
     starts_with,
 )
-from dpfedc.report.page import PAGE_NAME, PICTURE_NAMES, write_report
+from dpfedc.report.page import PAGE_NAME, report_content, write_report
+from dpfedc.report.shareable import SHAREABLE_NAME, write_shareable
+from dpfedc.report.summary_text import Reading
 from dpfedc.whole_files import write_together
 
 RECORD_NAME, MODEL_NAME = "run.jsonl", "model.npz"
 CENTERS_NAME, LABELS_NAME = "centres.csv", "labels.csv"
-PAGE_NAMES = (PAGE_NAME, *(f"{name}.png" for name in PICTURE_NAMES))
+PAGE_NAMES = (PAGE_NAME, SHAREABLE_NAME)
 FILE_NAMES = (RECORD_NAME, MODEL_NAME, CENTERS_NAME, LABELS_NAME, *PAGE_NAMES)
 
 
@@ -54,7 +56,8 @@ def write_results(
     """Write all files of the run into `folder` and return the path of the page.
 
     The run's own files come first, together, and take an earlier run's page away with them: if the
-    page cannot be made, the run is not lost, and the page never is another run's.
+    page cannot be made, the run is not lost, and the page never is another run's. A page to share
+    of an earlier run goes as well.
     """
     files = {
         # The record marks the folder as ours even if moving the rest is interrupted.
@@ -68,6 +71,53 @@ def write_results(
     return write_page(folder)
 
 
+def model_file(path: Path) -> Path:
+    """Return the model that a path stands for: itself, or that of the run in a folder.
+
+    A site's or a server's folder stands for its run, if it has one that is over.
+    """
+    if not path.is_dir():
+        return path
+    if (path / MODEL_NAME).exists():
+        return path / MODEL_NAME
+    runs = sorted(path.glob(f"runs/*/{MODEL_NAME}"))
+    if len(runs) > 1:
+        which = ", ".join(str(run.parent) for run in runs)
+        raise InvalidInput(f"{path} must be the folder of one run, got those of several: {which}")
+    if not runs:
+        raise DataUnavailable(
+            f"{path} must be the folder of a run that is over, got no {MODEL_NAME}"
+        )
+    return runs[0]
+
+
+def read_clusters(path: Path) -> Reading:
+    """Return the clusters of a model file or a run's folder, and what its record says of them."""
+    file = model_file(path)
+    record, results = file.with_name(RECORD_NAME), {}
+    if file.name == MODEL_NAME and record.exists():
+        results = dict(RunRecord.read(record).results)
+    return Reading.of(ClusterModel.read(file).summary(), results)
+
+
+def name_cluster(path: Path, cluster: int, name: str) -> Path:
+    """Name a cluster of a model file or a run's folder ("": take its name away).
+
+    Other files of the run that are there are made anew. Returns the model's path.
+    """
+    file = model_file(path)
+    model = ClusterModel.read(file).named(cluster, name)
+    files, folder = {file.name: model.to_bytes()}, file.parent
+    if file.name == MODEL_NAME and (folder / CENTERS_NAME).exists():
+        files[CENTERS_NAME] = centers_table(model)
+    write_together(folder, files)
+    if file.name == MODEL_NAME and (folder / PAGE_NAME).exists():
+        write_page(folder)
+    if file.name == MODEL_NAME and starts_with(folder / SHAREABLE_NAME, SHAREABLE_HEAD):
+        write_page_to_share(folder)
+    return file
+
+
 def write_page(folder: Path) -> Path:
     """Make the page of the run whose files lie in `folder`, and return its path.
 
@@ -79,3 +129,10 @@ def write_page(folder: Path) -> Path:
     labels = folder / LABELS_NAME
     sizes, names = read_sizes(labels, len(model.directions)) if labels.exists() else (None, None)
     return write_report(folder, report_content(model, record, sizes, names))
+
+
+def write_page_to_share(folder: Path, output: Path | None = None) -> Path:
+    """Make the page to share of the run in `folder`, there or at `output`; return its path."""
+    record = RunRecord.read(folder / RECORD_NAME)
+    model = ClusterModel.read(folder / MODEL_NAME)
+    return write_shareable(output or folder / SHAREABLE_NAME, model, record)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from numbers import Integral
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dpfedc.report import palette
 from dpfedc.report.figures import PIXELS_PER_POINT
+from dpfedc.report.summary_text import as_sentence
+from dpfedc.summary.number_text import shown
 
 Cell = str | float | None
 
@@ -55,22 +55,6 @@ class Picture:
         return width // PIXELS_PER_POINT, height // PIXELS_PER_POINT
 
 
-def shown(value: Cell, digits: int = 4) -> str:
-    """Return a number in so many figures, a text as it is, and nothing as a dash.
-
-    >>> shown(0.489), shown(12345), shown(None)
-    ('0.4890', '12,345', '–')
-    """
-    if isinstance(value, str):
-        return value
-    if value is None or not math.isfinite(value):
-        return "\N{EN DASH}"
-    if isinstance(value, Integral) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    # Zeros at the end are kept, so that the numbers of a column line up.
-    return f"{value:#.{digits}g}".rstrip(".") if abs(value) >= 0.001 else f"{value:.{digits}g}"
-
-
 @cache
 def _templates() -> Environment:
     found = Environment(
@@ -80,7 +64,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters["shown"] = shown
+    found.filters |= {"shown": shown, "sentence": as_sentence}
     found.globals |= {"light": palette.LIGHT, "dark": palette.DARK}
     return found
 

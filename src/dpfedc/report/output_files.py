@@ -22,16 +22,31 @@ from dpfedc.tables.trial_records import TrialRecords
 from dpfedc.whole_files import csv_bytes, write_whole
 
 SITE, RECORD, CLUSTER = "site", "record", "cluster"
+NAME, SIZE = "name", "size"
 PLAN_HEAD = '{\n "unit": "'
 """How the JSON of a privacy plan starts."""
+SHAREABLE_HEAD = "<!DOCTYPE html>\n<!-- dpfedc: a page to share -->\n"
+"""How a page to share starts."""
 
 
 def centers_table(model: ClusterModel) -> bytes:
-    """Return one row per cluster, in the order of the labels, under the names of the features."""
+    """Return one row per cluster: its number, its name if any has one, its size, its centre.
+
+    Sizes are as `summary` has them; centres are unrounded, for programs.
+    """
     centers = model.cluster_centers
-    names = model.feature_names or [f"x{f}" for f in range(centers.shape[1])]
+    features = model.feature_names or [f"x{f}" for f in range(centers.shape[1])]
+    clusters = model.summary().clusters
+    own: dict[str, list[Any]] = {CLUSTER: [c.number for c in clusters]}
+    if model.names:
+        own[NAME] = [c.name for c in clusters]
+    if model.sizes is not None:
+        own[SIZE] = [c.size for c in clusters]
+    # A feature may have the name of one of our columns.
+    head = [name + "_" * (name in features) for name in own]
     # str() of a NumPy number is the shortest text that reads back as the same number.
-    return csv_bytes(names, ([str(value) for value in row] for row in centers))
+    rows = zip(*own.values(), *([str(value) for value in f] for f in centers.T), strict=True)
+    return csv_bytes([*head, *features], rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,10 +78,18 @@ class Labels:
         name = name or ("person" if records.unit == "person" else RECORD)
         return cls(sites, clusters, records.ids, name)
 
-    def sizes(self, n_clusters: int) -> list[dict[str, int]]:
-        """Return how many records each cluster has, and at how many sites; null ones have none."""
+    def sizes(self, model: ClusterModel) -> list[dict[str, Any]]:
+        """Return how many records each cluster has, and at how many sites; null ones have none.
+
+        Clusters have their names, if any has one.
+        """
         there = self.clusters >= 0
-        return size_rows(self.clusters[there], self.sites[there], n_clusters)
+        rows = size_rows(self.clusters[there], self.sites[there], len(model.directions))
+        if not model.names:
+            return [dict(row) for row in rows]
+        return [
+            {CLUSTER: row[CLUSTER], NAME: model.names.get(row[CLUSTER], ""), **row} for row in rows
+        ]
 
     def to_bytes(self) -> bytes:
         """Return the labels as CSV, one row per record, in the order of the table."""
@@ -123,6 +146,13 @@ def require_labels_path(path: Path, *, inputs: Iterable[Path] = ()) -> None:
 def require_plan_path(path: Path) -> None:
     """Say why a privacy plan cannot be written to `path`; only an earlier plan is replaced."""
     _require_own_file(path, lambda file: starts_with(file, PLAN_HEAD), "an earlier plan", ())
+
+
+def require_shareable_path(path: Path) -> None:
+    """Say why a page to share cannot be written to `path`; only an earlier one is replaced."""
+    _require_own_file(
+        path, lambda file: starts_with(file, SHAREABLE_HEAD), "an earlier page to share", ()
+    )
 
 
 def _holds_labels(path: Path) -> bool:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from dpfedc.engine.run_record import EXACT, RunRecord
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.privacy_plan import PrivacyPlan
-from dpfedc.privacy.statement import changes_the_sum, multiplier, percent, privacy_statement
+from dpfedc.privacy.statement import (
+    FROM_WHOM,
+    changes_the_sum,
+    how_likely,
+    left_blank,
+    multiplier,
+    number,
+    percent,
+    privacy_statement,
+    what_is_protected,
+)
 from dpfedc.settings import PrivacyGuarantee
 
 EXACT_SHOWN = (
@@ -45,6 +57,38 @@ def privacy_paragraphs(record: RunRecord) -> list[str]:
         return ["Not protected: this run adds no noise, so it promises no privacy."]
     unproved = ["Not protected: this run has no privacy plan, so it promises no privacy."]
     return list(record.results.get("privacy_notes", unproved))
+
+
+def promise_in_short(promise: PrivacyGuarantee) -> list[str]:
+    """Return in short what is protected and how much, from whom, and what is not."""
+    open_to = f"what is true of whole groups, and how many {promise.unit}s each site has."
+    if promise.stamp:
+        open_to += (
+            " Against whoever knows this trial's seed nothing is protected: an ordinary generator "
+            "drew the noise, and can draw it again."
+        )
+    return [
+        f"Protected: {what_is_protected(promise)}. With epsilon {number(promise.epsilon)} and "
+        f"delta {number(promise.delta)}, what was released would be {how_likely(promise.epsilon)} "
+        f"if {left_blank(promise.unit)} had been left blank.",
+        f"From whom: {FROM_WHOM[promise.trust]}.",
+        f"Not protected: {open_to}",
+    ]
+
+
+def privacy_in_short(record: RunRecord) -> list[str]:
+    """Return what the run promises in short, or that it promises nothing."""
+    promise = recorded_guarantee(record)
+    return privacy_paragraphs(record)[:1] if promise is None else promise_in_short(promise)
+
+
+def verdict_paragraphs(results: Mapping[str, Any]) -> list[str]:
+    """Return whether the result is to be relied on, as the run recorded, and what is doubtful."""
+    verdict, doubts = results.get("verdict"), results.get("doubts") or ()
+    said = [] if not verdict else [f"Verdict: {verdict['word']}. {' '.join(verdict['sentences'])}"]
+    # A verdict that was reached after the run has the doubts in it.
+    told = " ".join(said).lower()
+    return [*said, *(f"Doubt: {doubt}." for doubt in doubts if doubt.lower() not in told)]
 
 
 def unit_of(record: RunRecord) -> str:

@@ -100,10 +100,11 @@ def decoded_numbers(encoded: Floats, column: Column) -> Floats:
     return np.exp(x) if column.transform == "log" else x
 
 
-def decoded(E: Floats, schema: Schema) -> Floats:
+def decoded(E: Floats, schema: Schema, *, whole: bool = True) -> Floats:
     """Return encoded points in the units of the table, within what the schema allows.
 
-    Shares are those of a category's values, and sum to 1; of a mark, the share of gaps.
+    Shares are those of a category's values: the nearest ones that sum to 1, unless `whole` is off
+    (the ends of intervals do not); of a mark, the share of gaps.
     """
     out = np.array(E, dtype=np.float64)
     for column, at in schema.placed:
@@ -112,9 +113,30 @@ def decoded(E: Floats, schema: Schema) -> Floats:
             some[:, 0] = decoded_numbers(some[:, 0], column)
             some[:, 1:] = some[:, 1:].clip(0.0, 1.0)
         else:
-            shares = some.clip(0.0, 1.0)
-            some[:] = shares / np.maximum(shares.sum(axis=1, keepdims=True), 1e-9)
+            some[:] = _nearest_shares(some) if whole else some.clip(0.0, 1.0)
     return out
+
+
+def balanced(E: Floats, schema: Schema) -> Floats:
+    """Return encoded points whose shares sum to 1, each moved as far: some may be below 0.
+
+    Equal noise in all shares has made them sum to something else.
+    """
+    out = np.array(E, dtype=np.float64)
+    for column, at in schema.placed:
+        if column.kind == "category":
+            out[:, at] -= (out[:, at].sum(axis=1, keepdims=True) - 1) / (len(column.values) + 1)
+    return out
+
+
+def _nearest_shares(rows: Floats) -> Floats:
+    """Return for every row the nearest point whose entries are from 0 on and sum to 1."""
+    largest_first = -np.sort(-rows, axis=1)
+    numbers = np.arange(1, rows.shape[1] + 1)
+    shifts = (largest_first.cumsum(axis=1) - 1) / numbers
+    # The shift is that of the most entries that all stay above 0.
+    last = (largest_first > shifts).sum(axis=1, keepdims=True) - 1
+    return np.clip(rows - np.take_along_axis(shifts, last, axis=1), 0.0, 1.0)
 
 
 def encoded_category(column: Texts, of: Column) -> Floats:

@@ -33,6 +33,7 @@ from dpfedc.kernels import Array
 from dpfedc.kernels.cluster_sums import one_hot
 from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.row_views import Columns
+from dpfedc.model_file import MEASURED
 from dpfedc.privacy.gate import Released
 from dpfedc.privacy.open_gate import SiteUploads
 from dpfedc.privacy.sampling import RoundSample, site_of_row, slot_of_row
@@ -248,3 +249,13 @@ class StatedNoiseLloyd(LloydSums):
         total = super().local(batch, state, t, sample, randomness)
         bound = self.sensitivity(state, t)
         return with_stated_noise(total, batch, self.noise_multiplier, bound)
+
+    def combine(self, state: State, released: Released, t: int) -> State:
+        """Return the state with the new centres; what the sites' noise does to counts is unsaid."""
+        after = super().combine(state, released, t)
+        if not self.noise_multiplier:
+            return after
+        return {name: values for name, values in after.items() if name not in MEASURED}
+
+    def doubts(self, state: State) -> tuple[str, ...]:
+        return super().doubts(state) if "sizes" in state else ()

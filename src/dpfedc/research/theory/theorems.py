@@ -141,7 +141,7 @@ def amplified(
     require_probability(delta=delta)
     violated = violated_conditions(
         [
-            (epsilon <= 1, f"Theorem 1 needs epsilon <= 1, got {epsilon}"),
+            (epsilon <= 1, f"Theorem 1 needs epsilon <= 1, got {round(epsilon, 4)}"),
             (q <= 1, f"Theorem 1 needs q <= 1, got {q}"),
         ],
         outside_conditions,
@@ -187,7 +187,7 @@ def noise_variance(
     require_positive(epsilon=epsilon)
     require_probability(delta=delta)
     s = sensitivity(gradient_bound, centroid_steps, eta)
-    conditions = [(epsilon <= 1, f"Theorem 2 needs epsilon <= 1, got {epsilon}")]
+    conditions = [(epsilon <= 1, f"Theorem 2 needs epsilon <= 1, got {round(epsilon, 4)}")]
     if q is not None:
         require_positive(q=q)
         if not 1.25 * q / delta > 1:
@@ -195,7 +195,10 @@ def noise_variance(
         conditions.append((q <= 0.5, f"Theorem 2 needs q <= 1/2 to amplify, got {q}"))
         epsilon, delta = epsilon / (2 * q), delta / q
         conditions.append(
-            (epsilon <= 1, f"Theorem 1 needs epsilon / (2 q) <= 1 before sampling, got {epsilon}")
+            (
+                epsilon <= 1,
+                f"Theorem 1 needs epsilon / (2 q) <= 1 before sampling, got {round(epsilon, 4)}",
+            )
         )
     violated = violated_conditions(conditions, outside_conditions)
     variance = 2 * s**2 * math.log(1.25 / delta) / epsilon**2
@@ -222,7 +225,7 @@ def total_loss(
     require_positive(epsilon=epsilon)
     factor = _loss_factor(q, participation, n_rounds, c0)
     violated = violated_conditions(
-        [(epsilon <= 1, f"Theorem 3 needs a per-round epsilon <= 1, got {epsilon}")],
+        [(epsilon <= 1, f"Theorem 3 needs a per-round epsilon <= 1, got {round(epsilon, 4)}")],
         outside_conditions,
     )
     return Stated(theorem="Theorem 3", violated=violated, value=factor * epsilon)
@@ -248,7 +251,7 @@ def per_round_epsilon(
     require_positive(total_epsilon=total_epsilon)
     epsilon = total_epsilon / _loss_factor(q, participation, n_rounds, c0)
     violated = violated_conditions(
-        [(epsilon <= 1, f"Theorem 3 needs a per-round epsilon <= 1, got {epsilon}")],
+        [(epsilon <= 1, f"Theorem 3 needs a per-round epsilon <= 1, got {round(epsilon, 4)}")],
         outside_conditions,
     )
     return Stated(theorem="Theorem 3", violated=violated, value=epsilon)

@@ -1,0 +1,109 @@
+"""The clusters on a page: sizes, what sets them apart, and colours that noise does not explain."""
+
+import numpy as np
+import pytest
+
+from dpfedc.report.groups import MAX_ROWS, groups_of
+from support.summaries import CENTERS, plain_model, table_model
+
+
+def shown(model, shape=None):
+    return groups_of(model.summary(), model.cluster_centers, shape)
+
+
+def rows(groups):
+    return {row.name: row for row in groups.rows}
+
+
+def test_a_card_says_how_many_and_who():
+    groups = shown(table_model().named(1, "old"))
+    young, old = groups.cards
+    assert (young.title, young.size, young.share, young.width) == (
+        *("Cluster 0", "300 ± 10 persons", "75 %", 75.0),
+    )
+    assert old.title == "Cluster 1: old"
+    assert [(f.column, f.here, f.overall, f.above) for f in old.facts] == [
+        ("smoker = yes", "70.0 ± 2.0 %", "25.0 %", True),
+        ("age", "70.0 ± 1.0", "40.0", True),
+    ]
+    assert [fact.above for fact in young.facts] == [True, False]  # common, and lower
+    assert (old.more, old.note, old.picture) == (0, "", "")
+    assert groups.heads == ("Cluster 0", "old")
+
+
+def test_only_what_noise_does_not_explain_is_coloured():
+    table = rows(shown(table_model()))
+    assert [cell.depth > 0 for cell in table["age"].cells] == [False, True]
+    assert [cell.error for cell in table["age"].cells] == ["± 1.0", "± 1.0"]
+    assert table["yes"].inner
+    assert table["smoker"].cells == ()
+    assert "I" not in table
+    assert table["III, II, I: no difference beyond noise"].cells == ()
+    assert "other" not in table
+    assert all(not cell.depth for cell in table["missing"].cells)
+    noisy = rows(shown(table_model(error=2.0)))
+    assert not any(cell.depth for row in noisy.values() for cell in row.cells)
+
+
+def test_colours_are_not_stretched_to_fill_each_row():
+    """The share that differs little is pale beside the share that differs much."""
+    centers = CENTERS.copy()
+    centers[:, 5:] = [[0.2, 0.3, 0.5, 0.0], [0.25, 0.3, 0.45, 0.0]]
+    table = rows(shown(table_model(centers=centers, error=0.001)))
+    little, much = (max(abs(cell.depth) for cell in table[name].cells) for name in ("I", "yes"))
+    assert 0 < little < 0.2 * much
+    # Two clusters of one size lie one spread from their mean, whatever the column's unit.
+    model = plain_model(np.array([[0.0, 0], [1, 1e6]]), error=1e-6, sizes=np.array([10.0, 10]))
+    for row in rows(shown(model)).values():
+        assert [cell.depth for cell in row.cells] == [-0.5, 0.5]
+
+
+def test_a_cluster_that_is_nothing_but_noise_is_not_described():
+    errors = np.full(CENTERS.shape, 0.01)
+    errors[1] = np.inf
+    groups = shown(table_model(center_errors=errors))
+    assert not groups.cards[1].facts
+    assert "too few persons" in groups.cards[1].note
+    assert {row.cells[1].value for row in groups.rows if row.cells} == {"\N{EN DASH}"}
+
+
+def test_columns_that_the_run_left_out_are_named():
+    factor = np.ones(9)
+    factor[:2] = 0
+    groups = shown(table_model(factor=factor))
+    assert groups.left_out == ("age",)
+    assert "age" not in rows(groups)
+
+
+def test_of_many_columns_those_are_shown_that_tell_clusters_apart():
+    centers = np.zeros((8, 60))
+    centers[0, 20:] = 1.0 + np.arange(40)
+    groups = shown(plain_model(centers, error=0.01))
+    assert [row.name for row in groups.rows] == [f"x{f}" for f in range(20, 60)]
+    assert (len(groups.rows), groups.n_hidden) == (MAX_ROWS, 20)
+    assert len(groups.cards[0].facts) == 2  # of many clusters less is said
+    assert groups.cards[0].more == 38
+
+
+@pytest.mark.parametrize(
+    ("error", "bars", "noise"),
+    [
+        (0.01, ", with 95 % error bars", "; nothing where noise explains it"),
+        (0.0, "", ""),
+        (None, "", ", be it by noise or not"),
+    ],
+)
+def test_how_sure_differences_are(error, bars, noise):
+    groups = shown(plain_model(np.array([[1.0, 3021.0], [2.0, 3.0]]), error=error))
+    assert (groups.bars_words, groups.noise_words) == (bars, noise)
+    assert groups.cards[0].size == "size not known"
+    assert [cell.depth for cell in rows(groups)["x0"].cells] == [-0.5, 0.5]
+    assert rows(groups)["x1"].cells[0].value.startswith("3,021")
+
+
+def test_pictures_take_the_place_of_columns():
+    groups = shown(plain_model(np.eye(3, 12), sizes=np.array([5.0, 1.0, -2.0])), (3, 4))
+    assert all(card.picture.startswith("data:image/png;base64,") for card in groups.cards)
+    assert not groups.rows
+    assert not any(card.facts or card.note or card.more for card in groups.cards)
+    assert [card.size for card in groups.cards] == ["5 records", "1 record", "0 records"]
