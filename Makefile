@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-torch e2e lint bench bench-scaling bench-scale bench-reading accuracy tables clean
+.PHONY: demo test test-torch e2e lint bench bench-scaling bench-scale bench-reading accuracy tables verdict error-bars pictures clean
 
 .venv/demo: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -31,8 +31,8 @@ e2e: .venv/dev
 	$(BIN)/python -m pytest -m e2e tests/e2e
 
 lint: .venv/dev
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples docs/pictures
+	$(BIN)/ruff format --check src tests benchmarks examples docs/pictures
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -41,6 +41,17 @@ accuracy: .venv/dev
 
 tables: .venv/dev
 	$(BIN)/python benchmarks/tables.py
+
+# Whether the verdict and the error bars are right: run them again when a default changes.
+verdict: .venv/dev
+	$(BIN)/python benchmarks/verdict.py --after
+
+error-bars: .venv/dev
+	$(BIN)/python benchmarks/error_bars.py
+
+# Those of docs/concepts.md, and the figures in its text.
+pictures: .venv/dev
+	$(BIN)/python docs/pictures/make_pictures.py
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/speed.py
