@@ -88,10 +88,10 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def listed(numbers: Iterable[int]) -> str:
+def enumerated(numbers: Iterable[int]) -> str:
     """Return numbers as a reader expects them.
 
-    >>> listed([1, 4, 7])
+    >>> enumerated([1, 4, 7])
     '1, 4 and 7'
     """
     *first, last = map(str, numbers)

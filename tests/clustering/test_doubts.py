@@ -9,6 +9,7 @@ from dpfedc.clustering.centers import DOUBTFUL_SIZE, Centers, Lengths
 from dpfedc.clustering.column_spread import N_BINS as COLUMN_BINS
 from dpfedc.clustering.column_spread import ColumnRanges
 from dpfedc.clustering.lloyd import LloydSums
+from dpfedc.clustering.merged_cells import Cells
 from dpfedc.clustering.method import OUTSIDE
 from dpfedc.clustering.registry import method_named
 from dpfedc.clustering.run_plan import Federation
@@ -142,6 +143,13 @@ def test_sizes_within_their_noise_are_doubted(stage):
     assert doubt.startswith("clusters 0 and 2 hold")
     exact = {"sizes": np.array([1.0, 1.0, 0.0]), "size_errors": np.zeros(3)}
     assert stage.doubts(exact) == ()  # without noise a small cluster is small, and no more
+
+
+def test_sizes_are_doubted_once():
+    """Cells are a stage before the centres, and have no say in their sizes."""
+    state = {"sizes": np.array([-4.0, 400.0]), "size_errors": np.full(2, 10.0)}
+    assert Cells(6, n_merged=2).doubts(state) == ()
+    assert len(Centers(2).doubts(state)) == 1
 
 
 def test_centers_outside_declared_ranges_are_doubted():

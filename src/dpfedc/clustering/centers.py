@@ -30,7 +30,7 @@ from dpfedc.privacy.gate import Released
 from dpfedc.privacy.sampling import RoundSample
 from dpfedc.privacy.sums import OuterSum
 from dpfedc.randomness import Randomness
-from dpfedc.settings import Penalty, listed
+from dpfedc.settings import Penalty, enumerated
 
 MOVE_NOISE = 2.0
 """A centre is moved for a gain of at least so many standard deviations of the noise."""
@@ -244,7 +244,7 @@ def doubtful_sizes(state: State) -> tuple[str, ...]:
     few = np.flatnonzero(sizes < DOUBTFUL_SIZE * errors)
     if not len(few):
         return ()
-    which, it = f"clusters {listed(few)} hold", "they"
+    which, it = f"clusters {enumerated(few)} hold", "they"
     if len(few) == 1:
         which, it = f"cluster {few[0]} holds", "it"
     return (

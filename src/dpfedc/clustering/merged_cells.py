@@ -58,3 +58,6 @@ class Cells(Centers):
         like = {"dtype": released.value.dtype, "device": device(released.value)}
         rest = {name: state[name] for name in state if name != "draws"}
         return {**rest, "W": xp.asarray(merged, **like)}
+
+    def doubts(self, state: State) -> tuple[str, ...]:
+        return ()  # the sizes are those of the stage that follows, which doubts them itself

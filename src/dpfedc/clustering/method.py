@@ -20,7 +20,7 @@ from dpfedc.errors import InvalidInput
 from dpfedc.kernels.column_view import VIEW, unseen
 from dpfedc.kernels.devices import as_numpy
 from dpfedc.privacy.privacy_plan import PrivacyPlan
-from dpfedc.settings import PrivacyTarget, Setting, left_open, listed, plain
+from dpfedc.settings import PrivacyTarget, Setting, enumerated, left_open, plain
 from dpfedc.tables.layout import NUMBER
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Method(ABC):
         outside = np.flatnonzero((away > 1 + OUTSIDE).any(axis=1)).tolist()
         if not outside:
             return ()
-        which = f"{'centre' if len(outside) == 1 else 'centres'} {listed(outside)}"
+        which = f"{'centre' if len(outside) == 1 else 'centres'} {enumerated(outside)}"
         verb = "lies" if len(outside) == 1 else "lie"
         return (f"{which} {verb} outside the declared ranges: noise has thrown them there",)
 

@@ -19,6 +19,7 @@ from dpfedc.privacy.statement import (
     HOW_IT_WORKS,
     assumption,
     changes_the_sum,
+    counted,
     less_protected,
     multiplier,
     number,
@@ -46,7 +47,7 @@ def budget_shares(plan: PrivacyPlan) -> dict[str, float | None]:
 def plan_in_brief(plan: RunPlan, target: PrivacyTarget | None) -> str:
     """Return the plan in one line."""
     n_stages = len(plan.stages)
-    size = f"Plan: {_counted(plan.n_rounds, 'round')} in {_counted(n_stages, 'stage')}"
+    size = f"Plan: {counted(plan.n_rounds, 'round')} in {counted(n_stages, 'stage')}"
     if target is None:
         return f"{size}; no noise, so no privacy is promised."
     if plan.privacy is None:
@@ -80,10 +81,6 @@ def plan_in_words(
     return paragraphs + [f"Warning: {text}" for text in _warnings(plan, facts)]
 
 
-def _counted(n: int, what: str) -> str:
-    return f"one {what}" if n == 1 else f"{n:,} {what}s"
-
-
 def _unit(plan: RunPlan) -> str:
     """Return what the records are of: where every site makes one of a person, persons."""
     return "record" if plan.privacy is None else plan.privacy.unit
@@ -96,12 +93,12 @@ def _subject(plan: RunPlan, facts: Federation) -> str:
     least, most = int(sizes.min()), int(sizes.max())
     where = f"at {facts.n_sites:,} sites with {least:,} to {most:,} {unit}s each"
     if least == most:
-        where = f"at {facts.n_sites:,} sites with {_counted(most, unit)} each"
+        where = f"at {facts.n_sites:,} sites with {counted(most, unit)} each"
     if facts.n_sites == 1:
         where = "at one site"
     return (
-        f"Plan: {_counted(n_clusters, 'cluster')} among {_counted(facts.n_records, unit)} with "
-        f"{_counted(facts.n_features, 'feature')} {where}. It is made from these numbers alone; no "
+        f"Plan: {counted(n_clusters, 'cluster')} among {counted(facts.n_records, unit)} with "
+        f"{counted(facts.n_features, 'feature')} {where}. It is made from these numbers alone; no "
         "record was read."
     )
 
@@ -128,7 +125,7 @@ def _stages(plan: RunPlan, facts: Federation) -> Iterator[str]:
         most = sum(release.rounds_per_site for release in privacy.releases)
         yield (
             f"Stages: {n_stages}. Each round releases one noisy sum over its sites; no site takes "
-            f"part in more than {_counted(most, 'round')}. The noise multiplier is the size of the "
+            f"part in more than {counted(most, 'round')}. The noise multiplier is the size of the "
             f"noise over the most that {changes_the_sum(privacy.unit)} can change the sum."
         )
     shares = {} if privacy is None else budget_shares(privacy)
@@ -151,7 +148,7 @@ def _stages(plan: RunPlan, facts: Federation) -> Iterator[str]:
 def _who(stage: Stage, facts: Federation, privacy: PrivacyPlan | None) -> str:
     n_rounds, n_sites = stage.n_rounds, facts.n_sites
     per_round = stage.taking_part(n_sites)
-    rounds = _counted(n_rounds, "round").capitalize()
+    rounds = counted(n_rounds, "round").capitalize()
     if n_sites == 1:
         return f"{rounds} at the one site"
     if per_round == n_sites:

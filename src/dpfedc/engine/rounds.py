@@ -12,7 +12,7 @@ import numpy as np
 from dpfedc.clustering.stage import Stage, State
 from dpfedc.engine.backend import Backend
 from dpfedc.engine.run_record import RoundRecord
-from dpfedc.kernels.devices import on_host
+from dpfedc.kernels.devices import on_host_once
 from dpfedc.privacy.gate import ReleaseEvent
 from dpfedc.privacy.schedule import cohorts
 from dpfedc.randomness import Randomness
@@ -81,7 +81,8 @@ def moved(before: State, after: State) -> float | None:
     name = next((name for name in ("centers", "W") if name in before and name in after), None)
     if name is None or before[name].shape != after[name].shape:
         return None
-    old, new = on_host(before[name]), on_host(after[name])
+    # Sites look at what is broadcast: an accelerator has been asked for it, or will be.
+    old, new = on_host_once(before[name]), on_host_once(after[name])
     step, apart = float(np.linalg.norm(new - old)), float(np.linalg.norm(new - new.mean(axis=0)))
     return step / apart if apart > 0 and math.isfinite(step / apart) else None
 

@@ -69,6 +69,15 @@ def number(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def counted(n: int, what: str) -> str:
+    """Return a number with what it counts.
+
+    >>> counted(1, "round"), counted(1200, "record")
+    ('one round', '1,200 records')
+    """
+    return f"one {what}" if n == 1 else f"{n:,} {what}s"
+
+
 def multiplier(z: float) -> str:
     """Return a noise multiplier in three digits.
 

@@ -12,6 +12,7 @@ from dpfedc.engine.run_record import RunRecord
 from dpfedc.kernels.metrics import cluster_sizes, kmeans_cost, scores
 from dpfedc.kernels.segments import by_column
 from dpfedc.model_file import ClusterModel
+from dpfedc.privacy.statement import counted
 from dpfedc.report.promise import unit_of
 from dpfedc.tables.trial_records import TrialRecords
 
@@ -93,7 +94,7 @@ def what_was_done(unit: str, *, n_records: int, n_sites: int, n_clusters: int, c
 def columns_of(model: ClusterModel) -> str:
     """Return by how many columns a model tells records apart; a category is one."""
     n = model.center.size if model.schema is None else len(model.schema.columns)
-    return "one column" if n == 1 else f"{n:,} columns"
+    return counted(n, "column")
 
 
 def summary_sentences(record: RunRecord, model: ClusterModel) -> list[str]:
@@ -109,7 +110,7 @@ def summary_sentences(record: RunRecord, model: ClusterModel) -> list[str]:
             columns=columns_of(model),
         )
     ]
-    rounds = "one round" if n_rounds == 1 else f"{n_rounds:,} rounds"
+    rounds = counted(n_rounds, "round")
     if n_sites > 1:
         sentences.append(f"It took {rounds}; each site kept its {unit}s to itself.")
     else:

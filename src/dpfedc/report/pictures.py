@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from base64 import b64encode
 from collections.abc import Sequence
+from io import BytesIO
 
 import numpy as np
 import numpy.typing as npt
@@ -38,13 +37,9 @@ def center_pictures(centers: npt.ArrayLike, shape: Sequence[int]) -> list[bytes]
 
 
 def _png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Return a PNG file of the pixels: head, data, end, and no text."""
-    height, width = pixels.shape[:2]
-    head = struct.pack(">IIBBBBB", width, height, 8, 0 if pixels.ndim == 2 else 2, 0, 0, 0)
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-    parts = [(b"IHDR", head), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b"")]
-    whole = b"\x89PNG\r\n\x1a\n"
-    for name, content in parts:
-        size, check = len(content), zlib.crc32(name + content)
-        whole += struct.pack(">I", size) + name + content + struct.pack(">I", check)
-    return whole
+    """Return a PNG file of the pixels, with no text in it."""
+    from PIL import Image  # comes with matplotlib
+
+    buffer = BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG", optimize=True)
+    return buffer.getvalue()

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from dpfedc.errors import InvalidInput
-from dpfedc.settings import listed
+from dpfedc.settings import enumerated
 
 FEW, HARDLY, TELLING = 6, 0.01, 3
 """So many columns are shown as setting a cluster apart, down to this part of the first one's, and
@@ -198,7 +198,9 @@ def _certainty_words(sizes: Certainty, centers: Certainty) -> Iterator[str]:
 
 def _far_out_words(clusters: tuple[int, ...], unit: str) -> str:
     which = (
-        f"Clusters {listed(clusters)} lie" if len(clusters) > 1 else f"Cluster {clusters[0]} lies"
+        f"Clusters {enumerated(clusters)} lie"
+        if len(clusters) > 1
+        else f"Cluster {clusters[0]} lies"
     )
     return (
         f"{which} far out: {unit}s that far are pulled in to a bound before they are summed, so "
