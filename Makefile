@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-torch e2e lint bench bench-scaling bench-scale bench-reading accuracy tables verdict error-bars pictures clean
+.PHONY: demo test test-torch e2e lint bench bench-exact bench-scaling bench-scale bench-reading bench-secure bench-secure-round secure-headline accuracy tables verdict error-bars pictures clean
 
 .venv/demo: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -55,6 +55,31 @@ pictures: .venv/dev
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/speed.py
+
+# Exact sums of deployed sites beside float sums: the table in docs/performance.md.
+bench-exact: .venv/dev
+	$(BIN)/python benchmarks/exact_sums.py
+
+# A round over HTTPS beside bare aiohttp, from 3 to 1,000 sites; 20 MB at 20 sites needs 3 GB.
+bench-wire: .venv/dev
+	$(BIN)/python benchmarks/wire.py
+
+# Secure aggregation in one process: what keys, masks and shares take.
+bench-secure: .venv/dev
+	$(BIN)/python benchmarks/secure_aggregation.py
+
+# A deployed round with secure aggregation beside one with local trust, at 4, 20 and 100 sites.
+bench-secure-round: .venv/dev
+	$(BIN)/python benchmarks/secure_round.py
+
+# The headline of the README, deployed: needs MNIST (DPFEDC_DATA), and a quarter of an hour.
+secure-headline: .venv/dev
+	$(BIN)/python benchmarks/secure_headline.py
+
+# OTHER is the dpfedc command of another version, to be timed in turns with this one.
+OTHER ?=
+bench-deployed: .venv/dev
+	$(BIN)/python benchmarks/deployed_round.py $(if $(OTHER),--other $(OTHER))
 
 bench-scaling: .venv/dev
 	$(BIN)/python benchmarks/scaling.py

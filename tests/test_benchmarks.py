@@ -159,3 +159,13 @@ def test_products_are_compared_in_both_precisions(run, monkeypatch):
             ratio = times["blocks_s"] / times["whole_s"]
             assert times["blocks_over_whole"] == pytest.approx(ratio)
             assert times["threads_s"] > 0
+
+
+def test_a_round_in_secret_is_measured_in_bytes_of_its_parts(run):
+    """Four sites, one of which drops out: keys, boxes, numbers, a signature, shares; 8 a number."""
+    (row,) = run("secure_aggregation", "--sites", "4", "--repeats", "1")["rounds"]
+    assert row["holders"] == 4
+    assert row["bytes_sent"] == (160 + 8) + 3 * (96 + 8) + 7840 * 8 + (64 + 8) + 4 * (40 + 8)
+    lists, parts = (4 + 4 + 3) * 8, 3 * (160 + 8) + 3 * (96 + 8) + 3 * (64 + 8)
+    assert row["bytes_received"] == lists + parts
+    assert row["site_cpu_ms"] > 0

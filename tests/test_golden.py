@@ -24,7 +24,6 @@ from sklearn.datasets import load_digits, make_blobs
 from threadpoolctl import threadpool_info
 
 from dpfedc import DPFedC
-from dpfedc.deployment.coordinator import Coordinator
 from dpfedc.deployment.messages import Answer
 from dpfedc.errors import UtilityWarning
 from dpfedc.estimators.federated_kmeans import DPLloyd, FederatedKMeans
@@ -33,7 +32,7 @@ from dpfedc.research.rivals.coreset_kmedian import CoresetKMedian
 from dpfedc.research.rivals.fuzzy_cmeans import FederatedFuzzyCMeans
 from dpfedc.research.rivals.k_fed import KFed
 from dpfedc.research.rivals.kmeans_parallel import KMeansParallel
-from support.deployment import KEY, MemoryTransport, agreed, by_site, node
+from support.deployment import MemoryTransport, agreed, by_site, node
 
 FILE = Path(__file__).parent / "golden" / "runs.json"
 TOLERANCES = {"float64": 1e-12, "float32": 1e-4}
@@ -163,7 +162,7 @@ def simulated(name):
 def exact(name):
     """Run separate sites in memory, with coins from the seed where records are sampled."""
     changes = EXACT_RUNS[name]
-    agreement = agreed(noise="secure", epsilon=200.0, **changes)
+    agreement = agreed(noise="secure", epsilon=200.0, spare_rounds=0, **changes)
     noises = {site: WrittenNoise(i) for i, site in enumerate(by_site())}
     uploads = {}
 
@@ -178,7 +177,7 @@ def exact(name):
 
     with tempfile.TemporaryDirectory() as folder:
         transport = Sites(agreement, Path(folder))
-        done = Coordinator(agreement, transport, Path(folder) / "run", key=KEY).run()
+        done = transport.coordinator().run()
     return {"centers": done.model.cluster_centers.tolist(), "uploads": uploads}
 
 

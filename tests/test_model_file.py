@@ -233,6 +233,18 @@ FOREIGN = {
     "no steps": npz_bytes(head=head(steps=0), **PARTS),
     "centre and directions that differ": npz_bytes(head=head(), **{**PARTS, "center": np.ones(5)}),
     "flat directions": npz_bytes(head=head(), **{**PARTS, "directions": np.ones(4)}),
+    "whole numbers": npz_bytes(head=head(), **{**PARTS, "center": np.zeros(4, int)}),
+    "texts for numbers": npz_bytes(head=head(), **{**PARTS, "directions": np.full((3, 4), "1")}),
+    "steps beyond any number": npz_bytes(
+        head=np.array(str(head()).replace('"about"', '"steps": 1e999, "about"')), **PARTS
+    ),
+    "too few names of features": npz_bytes(head=head(feature_names=["a", "b"]), **PARTS),
+    "names of features that are numbers": npz_bytes(head=head(feature_names=[1, 2, 3, 4]), **PARTS),
+    "names that are a text": npz_bytes(head=head(names="abc"), **PARTS),
+    "a name of no cluster": npz_bytes(head=head(names={"x": "abc"}), **PARTS),
+    "an about that is a list": npz_bytes(head=head(about=["stamps"]), **PARTS),
+    "a schema that is a number": npz_bytes(head=head(schema=7), **PARTS),
+    "a head that nests without end": npz_bytes(head=np.array("[" * 100_000), **PARTS),
     "other centres": npz_bytes(head=head(), **PARTS, centers=np.ones((2, 4))),
 }
 

@@ -48,6 +48,14 @@ class Refused(DPFedCError):
     """A site refuses; the reason depends on ledger, plan and broadcast only, never on data."""
 
 
+class RoundSpent(Refused):
+    """The round will never be answered here: it is charged, or its secrets are of no use."""
+
+
+class RunClosed(Refused):
+    """The run is closed here, for good: no round of it will be answered."""
+
+
 class UtilityWarning(UserWarning):
     """The run is valid, but its result is likely to be poor."""
 

@@ -193,6 +193,15 @@ class ClusterModel:
         own = {cluster: name.strip()} if name.strip() else {}
         return replace(self, names=dict(sorted({**others, **own}.items())))
 
+    def named_as_in(self, path: Path) -> ClusterModel:
+        """Return the model with the names in an earlier file, for clusters that have none here."""
+        try:
+            before = ClusterModel.read(path).names
+        except (DataUnavailable, InvalidInput):  # there is none, or it is none
+            return self
+        known = {c: name for c, name in before.items() if c < len(self.directions)}
+        return replace(self, names=dict(sorted({**known, **self.names}.items())))
+
     def memberships(self, X: Array, *, device: str | None = None) -> Float:
         """Return one row per record: how much it belongs to each cluster; the largest decides.
 
@@ -284,6 +293,7 @@ class ClusterModel:
             head = json.loads(str(arrays.pop("head")[()]))
             if head.pop("format") not in (FORMAT, *EARLIER):
                 raise InvalidInput(f"{path} was written by another version; expected {FORMAT}")
+            _check_plain(head, arrays)
             names, schema = head.pop("feature_names"), head.pop("schema", None)
             called = {int(c): str(name) for c, name in head.pop("names", {}).items()}
             view = {name: arrays.pop(name) for name in VIEW if name in arrays}
@@ -297,20 +307,28 @@ class ClusterModel:
                 view=view,
                 names=called,
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (
+            KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError
+        ) as error:  # fmt: skip
             raise InvalidInput(f"{path} is not a model file written by dpfedc: {error}") from error
 
 
-def with_names_of(before: bytes, model: bytes) -> bytes:
-    """Return a model with the names of an earlier one, for clusters that have none in it."""
-    try:
-        names = ClusterModel.from_bytes(before).names
-        if not names:
-            return model
-        sent = ClusterModel.from_bytes(model)
-        return replace(sent, names={**names, **sent.names}).to_bytes()
-    except InvalidInput:
-        return model
+def _check_plain(head: Mapping[str, Any], arrays: Mapping[str, Float]) -> None:
+    """Say what a file that somebody edited has that no model has."""
+    for name, values in arrays.items():
+        if values.dtype.kind != "f":
+            raise InvalidInput(f"{name} must hold floats, got {values.dtype}")
+    if not isinstance(head["about"], dict):
+        raise InvalidInput("about must be a table, got something else")
+    names = head["feature_names"]
+    if names is not None:
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InvalidInput("feature_names must be a list of texts, got something else")
+        if len(names) != arrays["center"].size:
+            raise InvalidInput(
+                f"feature_names must have one for each of {arrays['center'].size} features, got "
+                f"{len(names)}"
+            )
 
 
 def _chunks(X: Array, device: str | None) -> Iterator[Array]:

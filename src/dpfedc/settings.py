@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -17,7 +18,10 @@ use is lost. Epsilon 1e-6 leaves only noise, and above 100 or so nothing is prot
 MIN_DELTA = 1e-12
 """The accountant drops events of about 1e-15, so a delta near that would come out as infinite
 epsilon. A chance of 1e-12 is never met."""
+MAX_FLOAT = sys.float_info.max
 TRUST_MODELS = ("local", "secure-aggregation", "trusted-server")
+MAX_SPARE_ROUNDS = 1
+"""Of a stage of one round. Each costs as much of the budget as the round itself."""
 UNITS = ("record", "person")
 """What epsilon protects: one record, or all rows of a person, of which every site makes one record.
 """
@@ -42,7 +46,9 @@ def require_number(
     allowed = low if math.isinf(below) else f"{low} and < {below}"
     allowed = allowed if math.isinf(most) else f"{low} and <= {most}"
     numeric = isinstance(value, (int, float, np.integer, np.floating))
-    if not numeric or isinstance(value, bool) or not math.isfinite(value):
+    # Compared, since a whole number may be too large to be made a float; a NumPy one never is.
+    plain = value.item() if isinstance(value, np.generic) else value
+    if not numeric or isinstance(value, bool) or not -MAX_FLOAT <= plain <= MAX_FLOAT:
         raise InvalidInput(f"{name} must be a number {allowed}, got {value!r}")
     if (above is not None and value <= above) or (least is not None and value < least):
         raise InvalidInput(f"{name} must be {allowed}, got {value}")
@@ -189,6 +195,7 @@ class PrivacyTarget:
     `colluding_sites`: how many sites may work with the server against the others.
     `unit`: what epsilon protects, one record or one person.
     `sites_per_person`: the most sites at which one person may have rows.
+    `spare_rounds`: how many more rounds a stage of one round may have, should it be lost.
     """
 
     epsilon: float
@@ -198,12 +205,14 @@ class PrivacyTarget:
     colluding_sites: int = 0
     unit: str = "record"
     sites_per_person: int = 1
+    spare_rounds: int = 0
 
     def __post_init__(self) -> None:
         require_epsilon(self.epsilon)
         require_delta(self.delta)
         require_choice("trust", self.trust, TRUST_MODELS)
         require_unit(self.unit, self.sites_per_person)
+        require_integer("spare_rounds", self.spare_rounds, least=0, most=MAX_SPARE_ROUNDS)
 
 
 @dataclass(frozen=True)

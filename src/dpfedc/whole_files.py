@@ -12,15 +12,18 @@ from typing import Any
 
 from dpfedc.errors import InvalidInput
 
+Parts = Iterable[bytes | memoryview]
+"""The content of a file that is too large to be there twice."""
 
-def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
+
+def write_whole(path: Path, content: bytes | Parts, *, private: bool = False) -> None:
     """Write a file so that after a crash it is the old one or the new one, never a part."""
     write_together(path.parent, {path.name: content}, private=(path.name,) if private else ())
 
 
 def write_together(
     folder: Path,
-    files: Mapping[str, bytes],
+    files: Mapping[str, bytes | Parts],
     *,
     gone: Iterable[str] = (),
     private: Sequence[str] = (),
@@ -30,14 +33,14 @@ def write_together(
     All of them lie on the disk before the first takes its place: a full disk changes nothing.
     Nobody but the owner can read those that are `private`.
     """
-    drafts = {name: folder / f".{name}.draft" for name in files}
+    drafts = {name: draft_of(folder / name) for name in files}
     try:
         for name, content in files.items():
             drafts[name].unlink(missing_ok=True)  # its mode would stay
             mode = 0o600 if name in private else 0o666
             handle = os.open(drafts[name], os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(handle, "wb") as file:
-                file.write(content)
+                file.writelines([content] if isinstance(content, bytes) else content)
                 file.flush()
                 os.fsync(file.fileno())
         for name in gone:
@@ -47,12 +50,22 @@ def write_together(
     finally:
         for draft in drafts.values():
             draft.unlink(missing_ok=True)
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the names of a folder's files on the disk as well, where the system can do that."""
     if os.name == "posix":  # elsewhere a folder cannot be opened, and names are durable at once
         place = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(place)
         finally:
             os.close(place)
+
+
+def draft_of(path: Path) -> Path:
+    """Return where a file lies while it is written; a process that is killed leaves it there."""
+    return path.with_name(f".{path.name}.draft")
 
 
 def csv_bytes(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
@@ -80,3 +93,14 @@ def locked(path: Path, *, refusal: str | None = None) -> Iterator[None]:
         raise InvalidInput(refusal or "locked") from error
     finally:
         os.close(handle)
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock on a file now."""
+    if not path.exists():
+        return False
+    try:
+        with locked(path, refusal="held"):
+            return False
+    except InvalidInput:
+        return True

@@ -4,11 +4,13 @@ import sqlite3
 
 import pytest
 
+from dpfedc.deployment.offered_runs import AGREEMENT
 from dpfedc.privacy.accountant import plan_epsilon
 from dpfedc.privacy.ledger import BasicCap, GaussianCap, Ledger
 from dpfedc.privacy.statement import rounded_up
 from support.command_line import ROLES, outcome
 from support.ledgers import PLAN, TOGETHER, charge, used
+from support.site_services import agreement_with, site_folder
 
 
 @pytest.fixture
@@ -216,3 +218,98 @@ def test_a_trial_without_noise_cannot_be_charged(dpfedc, table, tmp_path):
     code, _, err = dpfedc("fit", table, *words, "--output", tmp_path / "r")
     assert code == 2
     assert "ledger must be left out where nothing is proved" in err
+
+
+def restored(folder):
+    """Let a site accept two runs and release in one, put its ledger back, and return the head."""
+    first, second = agreement_with([folder]), agreement_with([folder], seed=8)
+    backup = folder.ledger.read_bytes()
+    for agreement in (first, second):
+        folder.keep(agreement)
+    folder.accept(first.digest)
+    with Ledger.open(folder.ledger) as ledger:
+        z = first.privacy.releases[0].noise_multiplier
+        stage = first.privacy.releases[0].stage
+        ledger.charge(first.digest, first.privacy, stage, 1, "q", noise_multiplier=z)
+        seen = ledger.head()
+    folder.ledger.write_bytes(backup)
+    return first, f"{seen.n_rows}:{seen.digest}"
+
+
+def test_recover_charges_all_that_is_left(dpfedc, tmp_path, monkeypatch):
+    folder = site_folder(tmp_path, "berlin")
+    _, seen = restored(folder)
+    asked = []
+    monkeypatch.setattr("typer.confirm", asked.append)
+    words = ("ledger", "recover", folder.ledger, "--seen", seen)
+    code, out, err = dpfedc(*words)
+    assert (code, err) == (1, "")
+    assert asked == ["Charge this? This cannot be undone."]
+    assert out.rstrip().endswith("Not charged.")
+    assert spent(folder.ledger)[1]["inverse_squares"] == 0
+    code, out, err = dpfedc(*words, "--yes")
+    assert (code, err) == (0, "")
+    text = " ".join(out.split())
+    assert "2 rows with hash" in text
+    assert "all that is left of the cap" in text
+    assert "You affirm" not in text
+    with Ledger.open(folder.ledger) as ledger:
+        assert ledger.totals().spent == ledger.totals().limits
+    code, out, _ = dpfedc("ledger", "show", folder.ledger)
+    text = " ".join(out.split())
+    assert "Lost rows (2 had been seen) charged the worst case" in text.replace(":", "")
+    assert "Warning" not in text
+    assert dpfedc("ledger", "verify", folder.ledger)[0] == 0
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_recover_charges_what_accepted_runs_can_have_cost(dpfedc, tmp_path, cancelled):
+    """Also one that was cancelled: it may have been charged before."""
+    folder = site_folder(tmp_path, "berlin")
+    first, seen = restored(folder)
+    if cancelled:
+        folder.cancel(first.digest)
+    words = ("ledger", "recover", folder.ledger, "--seen", seen, "--runs", folder.path, "--yes")
+    code, out, err = dpfedc(*words)
+    assert (code, err) == (0, "")
+    text = " ".join(out.split())
+    assert "no other run was accepted here since the backup was made" in text
+    assert first.digest[:12] in text
+    releases = first.privacy.releases
+    due = sum(r.rounds_per_site / r.noise_multiplier**2 for r in releases)
+    assert spent(folder.ledger)[1]["inverse_squares"] == pytest.approx(due, rel=1e-8)
+    assert first.digest[:12] in " ".join(dpfedc("ledger", "show", folder.ledger)[1].split())
+    code, _, err = dpfedc(*words)
+    assert code == 2
+    assert "rows that were seen: none is lost" in err
+
+
+def test_recover_refuses_what_it_cannot_judge(dpfedc, tmp_path):
+    folder = site_folder(tmp_path, "berlin")
+    first, seen = restored(folder)
+    path = ("ledger", "recover", folder.ledger, "--yes")
+    for wrong in ("5", "x:y", f"0:{'a' * 64}", f"2:{'z' * 64}", ":"):
+        code, _, err = dpfedc(*path, "--seen", wrong)
+        assert code == 2
+        assert "--seen must be ROWS:HASH" in err
+    (tmp_path / "other").mkdir()
+    other = site_folder(tmp_path / "other", "geneva")
+    code, _, err = dpfedc(*path, "--seen", seen, "--runs", other.path)
+    assert code == 2
+    assert "--runs must be the folder" in err
+    (folder.run(first.digest) / AGREEMENT).write_text("{}")
+    code, _, err = dpfedc(*path, "--seen", seen, "--runs", folder.path)
+    assert code == 2
+    assert spent(folder.ledger)[1]["inverse_squares"] == 0
+    with Ledger.open(folder.ledger) as ledger:
+        assert ledger.head().n_rows == 1
+
+
+def test_recover_without_a_head_that_anyone_has_seen(dpfedc, tmp_path):
+    path = used(tmp_path / "l")
+    code, out, err = dpfedc("ledger", "recover", path, "--yes")
+    assert (code, err) == (0, "")
+    assert "nobody has seen" in " ".join(out.split())
+    with Ledger.open(path) as ledger:
+        assert ledger.totals().left["inverse_squares"] == 0
+        assert ledger.totals().closed == {"r", "s"}

@@ -21,7 +21,7 @@ from dpfedc.deployment.exchanges import exchanges
 from dpfedc.engine.simulated import SimulatedSites, Sites
 from dpfedc.errors import InvalidInput, Refused
 from dpfedc.kernels.column_view import seen
-from dpfedc.privacy.exact_sums import BOUND_UNITS, Upload, exact_sum, unpacked
+from dpfedc.privacy.exact_sums import Upload, exact_sum, unit_of, unpacked
 from dpfedc.privacy.gate import Gate, ReleaseEvent, received
 from dpfedc.privacy.noise import SimulatedNoise
 from dpfedc.privacy.sums import OuterSum, kept, summed
@@ -35,6 +35,7 @@ from dpfedc.research.rivals import (
 )
 from dpfedc.settings import PrivacyTarget
 from dpfedc.tables.layout import Group
+from support.exact_checks import grid_error
 from support.toy import HalvesMethod
 
 M, SIZES = 4, np.array([30, 1, 17])
@@ -251,10 +252,9 @@ def test_the_exact_sum_is_the_fast_one_on_a_grid(case):
     contribution, batch, sample = part = case.part()
     keep = kept(batch, sample, contribution.like)
     keep = np.ones(len(batch.X), bool) if keep is None else keep
-    total = exact_sum(contribution.terms, keep, bound, symmetric=contribution.symmetric)
-    total = total * (bound / BOUND_UNITS)
+    total = exact_sum(contribution, keep, bound) * unit_of(bound)
     total = unpacked(total) if contribution.symmetric else total
-    np.testing.assert_allclose(total, summed(part, bound), atol=1e-6 * bound)
+    np.testing.assert_allclose(total, summed(part, bound), atol=grid_error(contribution) * bound)
 
 
 def test_a_site_takes_what_it_says_and_refuses_the_rest(case):

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 import dpfedc
 from dpfedc.deployment.agreement import FORMAT, Agreement, Site
 from dpfedc.deployment.keys import public_key
+from dpfedc.deployment.messages import OtherVersion
 from dpfedc.deployment.proposal import proposed_by_toml
 from dpfedc.deployment.terms import terms
 from dpfedc.errors import DPFedCError, InvalidInput
 from dpfedc.privacy.accountant import plan_epsilon
 from dpfedc.privacy.schedule import most_rounds_of_a_site
+from dpfedc.tables.schema import Schema
 from support.deployment import FEATURES, KEY, SIZES, agreed
 
 TOML = """
@@ -118,11 +120,10 @@ def test_another_way_to_write_it_is_refused():
         Agreement.from_json(text)
 
 
-def test_only_local_trust_is_deployed():
+def test_no_server_is_trusted_with_exact_uploads():
     agreement = agreed()
-    for trust in ("secure-aggregation", "trusted-server"):
-        with pytest.raises(InvalidInput, match="trust must be local"):
-            replace(agreement, privacy=replace(agreement.privacy, trust=trust))
+    with pytest.raises(InvalidInput, match="must be one of local, secure-aggregation, got"):
+        replace(agreement, privacy=replace(agreement.privacy, trust="trusted-server"))
 
 
 def with_noise(agreement, factor):
@@ -165,9 +166,9 @@ def test_a_site_computes_the_noise_again_and_refuses_another():
 
 
 def test_another_format_is_refused_by_name():
-    for other in ("dpfedc-agreement-2", "dpfedc-agreement-4", 3, None):
-        with pytest.raises(InvalidInput, match=f"must be {FORMAT}, got '{other}'"):
-            Agreement.from_json(changed(agreed(), format=other))
+    for other in ("dpfedc-agreement-4", "dpfedc-agreement-6", 3, None):
+        with pytest.raises(OtherVersion, match=f"must be {FORMAT}, .* got '{other}': have the old"):
+            Agreement.from_json(changed(agreed(), format=other, unknown=1))
 
 
 def test_packages_of_different_versions_can_agree(monkeypatch):
@@ -184,7 +185,7 @@ def test_packages_of_different_versions_can_agree(monkeypatch):
 
 
 def test_secure_noise_needs_sums_that_cannot_wrap():
-    sites = (Site("a", 2**31), Site("b", 2**31))
+    sites = (Site("a", 2**23), Site("b", 2**23))
     with pytest.raises(InvalidInput, match="n_records"):
         agreed(sites=sites, noise="secure")
     assert agreed(sites=sites).plan.n_rounds == 4
@@ -276,6 +277,61 @@ def test_settings_under_which_every_round_would_fail_are_refused(wrong):
 def test_operators_read_what_was_chosen():
     told = " ".join(terms(agreed("dp-fedc", settings={"clip_norm": 0.5})))
     assert "Settings: n_rounds 3, clip_norm 0.5." in told
+
+
+def test_no_setting_hides_those_after_it():
+    start = np.arange(300.0).reshape(3, 100).tolist()
+    features = tuple(f"x{i}" for i in range(100))
+    settings = {"init": start, "membership_steps": 77}
+    told = " ".join(terms(agreed("dp-fedc", settings=settings, features=features)))
+    assert "membership_steps 77" in told
+    assert f"... ({len(str(start)):,} letters)" in told
+
+
+def read_columns(agreement):
+    (paragraph,) = (text for text in terms(agreement) if text.startswith("Reads: "))
+    return paragraph.removeprefix("Reads: the ").removesuffix(
+        " of your table, and nothing else of it."
+    )
+
+
+def test_operators_see_every_column():
+    names = [f"{chr(97 + i % 26)}{chr(97 + i // 26)}" for i in range(200)]
+    assert read_columns(agreed(features=tuple(names))) == f"columns {', '.join(names)}"
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ([f"p{i}" for i in range(784)], "p0 to p783 (784)"),
+        (["age", *(f"p{i}" for i in range(8, 12)), "b1"], "age, p8 to p11 (4), b1"),
+        ([f"p{i:02}" for i in range(98, 103)], "p98 to p102 (5)"),
+        ([f"p{i:02}" for i in range(8, 12)], "p08 to p11 (4)"),
+        (["p1", "p2", "p3"], "p1, p2, p3"),
+        (["p1", "p2", "p3", "p5", "p6", "q7", "q8"], "p1, p2, p3, p5, p6, q7, q8"),
+        (["p01", "p2", "p3", "p4"], "p01, p2, p3, p4"),
+        (["p4", "p3", "p2", "p1"], "p4, p3, p2, p1"),
+        (["1", "2", "3", "4", "05"], "1 to 4 (4), 05"),
+    ],
+)
+def test_columns_with_consecutive_numbers_are_told_as_a_range(names, told):
+    assert read_columns(agreed(features=tuple(names))) == f"columns {told}"
+
+
+def test_columns_of_a_schema_are_told_together_only_if_the_same_is_read_of_them():
+    columns = [{"name": f"p{i}", "kind": "number", "range": [0, 16 if i < 5 else 8]}
+               for i in range(10)]  # fmt: skip
+    schema = Schema.of({"column": [*columns, {"name": "s", "kind": "category", "values": ["y"]}]})
+    agreement = agreed("dp-fedc", schema=schema, features=schema.features)
+    told = read_columns(agreement)
+    assert told == "columns p0 to p4 (5) (0 to 16), p5 to p9 (5) (0 to 8), s (y)"
+
+
+def test_terms_move_no_cursor():
+    schema = Schema.of({"person": "id\x1b[2J\r", "column": [
+        {"name": "a", "kind": "number", "range": [0, 1]}]})  # fmt: skip
+    agreement = agreed("dp-fedc", schema=schema, features=schema.features, unit="person")
+    assert all(paragraph.isprintable() for paragraph in terms(agreement))
 
 
 def test_an_agreement_for_persons_is_planned_again_for_persons():

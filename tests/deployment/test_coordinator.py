@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from dpfedc.clustering.centers import Centers
-from dpfedc.deployment.coordinator import Coordinator, TooFewAnswers
+from dpfedc.deployment.checkpoint import Checkpoint
+from dpfedc.deployment.coordinator import Coordinator
+from dpfedc.deployment.heads import KeptHeads
 from dpfedc.deployment.keys import is_signed, new_key
 from dpfedc.deployment.messages import Answer, Refusal, Request, packed, unpacked
+from dpfedc.deployment.round_calls import TooFewAnswers
+from dpfedc.engine.rounds import Position
 from dpfedc.engine.run_record import RunRecord
 from dpfedc.errors import InvalidInput, NotFound
 from dpfedc.model_file import ClusterModel
@@ -241,7 +245,7 @@ def test_the_key_and_the_folder_must_be_the_run_s_own(tmp_path):
         other.coordinator().run()
     assert not other.sent
     with pytest.raises(InvalidInput, match="key must belong"):
-        Coordinator(agreement, transport, tmp_path / "x", key=new_key())
+        Coordinator(agreement, transport, tmp_path / "x", key=new_key(), heads=KeptHeads(tmp_path))
 
 
 def test_a_finished_run_asks_nobody_again(tmp_path):
@@ -269,3 +273,14 @@ def test_a_bound_that_was_not_found_ends_the_run_however_often_it_is_tried(tmp_p
             with transport.ledger(site) as ledger:
                 assert [(s.stage, s.n_charged) for s in ledger.totals().stages] == [("bound", 1)]
     assert not (tmp_path / "run" / "model.npz").exists()
+
+
+def test_a_state_of_many_arrays_is_taken_up_again(tmp_path):
+    """A table's state has more arrays than any message: the run that is over sends its model."""
+    state = {f"array {i}": np.full(i, 1.5) for i in range(40)}
+    Checkpoint("ab" * 32, Position(3, 0, state)).save(tmp_path)
+    kept = Checkpoint.load(tmp_path, "ab" * 32)
+    assert kept.position.stage == 3
+    assert kept.position.state.keys() == state.keys()
+    for name, values in state.items():
+        np.testing.assert_array_equal(kept.position.state[name], values)

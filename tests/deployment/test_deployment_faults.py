@@ -8,39 +8,18 @@ import numpy as np
 import pytest
 
 from dpfedc.deployment import checkpoint, coordinator
-from dpfedc.deployment.coordinator import TooFewAnswers
 from dpfedc.deployment.messages import Answer, Refusal, Request
+from dpfedc.deployment.round_calls import TooFewAnswers
+from dpfedc.engine.rounds import StageLost
 from dpfedc.privacy.accountant import gaussian_epsilon
 from dpfedc.privacy.ledger import GaussianCap, Ledger
 from support.deployment import SIZES, MemoryTransport, agreed, new_ledger
+from support.lost_rounds import Crashed, Deaths
 
 N_ROUNDS = 4
 """Of the agreement used here: one for the bound, three of Lloyd."""
 N_ACTIONS = 1 + 3 * N_ROUNDS
 """A checkpoint at the start; in each round requests, an exchange, and a checkpoint."""
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-class Deaths:
-    """Ends the process before or after the n-th action: a write or an exchange."""
-
-    def __init__(self, n, *, after):
-        self.n, self.after, self.done = n, after, 0
-
-    def around(self, action):
-        def watched(*args, **more):
-            self.done += 1
-            if self.done == self.n and not self.after:
-                raise Killed
-            result = action(*args, **more)
-            if self.done == self.n and self.after:
-                raise Killed
-            return result
-
-        return watched
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +54,7 @@ def test_a_coordinator_that_dies_anywhere_ends_as_if_it_had_not(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "write_whole", deaths.around(checkpoint.write_whole))
         patch.setattr(transport, "exchange", deaths.around(transport.exchange))
-        with pytest.raises(Killed):
+        with pytest.raises(Crashed):
             transport.coordinator().run()
     result = transport.coordinator().run()
     np.testing.assert_array_equal(result.model.cluster_centers, whole)
@@ -107,7 +86,7 @@ def test_secure_noise_is_drawn_once_however_often_the_coordinator_dies(tmp_path,
             patch.setattr(transport, "exchange", deaths.around(transport.exchange))
             try:
                 transport.coordinator().run()
-            except Killed:
+            except Crashed:
                 continue
             break
     transport.coordinator().run()
@@ -121,7 +100,7 @@ def test_requests_are_sent_again_as_they_were_written(tmp_path, monkeypatch):
     deaths = Deaths(2, after=True)
     with monkeypatch.context() as patch:
         patch.setattr(transport, "exchange", deaths.around(transport.exchange))
-        with pytest.raises(Killed):
+        with pytest.raises(Crashed):
             transport.coordinator().run()
     monkeypatch.setattr(coordinator, "signed", lambda *args: None)
     transport.coordinator().run()
@@ -140,13 +119,13 @@ def test_half_a_write_leaves_the_checkpoint_before(tmp_path, whole, monkeypatch)
         count += 1
         if count == 7:
             path.with_name(f".{path.name}.draft").write_bytes(content[: len(content) // 2])
-            raise Killed
+            raise Crashed
         original(path, content)
 
     original = checkpoint.write_whole
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "write_whole", torn)
-        with pytest.raises(Killed):
+        with pytest.raises(Crashed):
             transport.coordinator().run()
     result = transport.coordinator().run()
     np.testing.assert_array_equal(result.model.cluster_centers, whole)
@@ -159,7 +138,7 @@ def test_a_site_that_dies_before_it_settles_has_spent_the_round(tmp_path, monkey
     def dies(made):
         with monkeypatch.context() as patch:
             patch.setattr(Ledger, "settle", Deaths(1, after=False).around(Ledger.settle))
-            with pytest.raises(Killed):
+            with pytest.raises(Crashed):
                 made()
         return made()  # a new process gets the same request again
 
@@ -183,7 +162,7 @@ def test_a_site_that_dies_before_it_sends_has_its_answer_in_store(tmp_path, whol
     transport = MemoryTransport(agreement, tmp_path, {("geneva", 2): lost})
     died = Deaths(2, after=True)
     transport.exchange, exchange = died.around(transport.exchange), transport.exchange
-    with pytest.raises(Killed):
+    with pytest.raises(Crashed):
         transport.coordinator().run()
     transport.exchange = exchange
     result = transport.coordinator().run()
@@ -281,9 +260,13 @@ def test_a_coordinator_that_asks_twice_in_other_words_gets_one_answer(tmp_path):
     second = MemoryTransport(agreement, tmp_path)
     second.released = first.released
     (tmp_path / "run").rename(tmp_path / "old")
-    # Round 1 is the same request; from then on berlin's late answer makes another state.
-    with pytest.raises(TooFewAnswers, match="another request"):
-        second.coordinator().run()
+    # The receipts are others by now, and so are the requests.
+    events = []
+    with pytest.raises(StageLost):
+        second.coordinator(on_event=events.append).run()
+    reasons = [reason for event in events for reason in event.refused.values()]
+    assert reasons
+    assert all("another request" in reason for reason in reasons)
     check_ledgers(second)
 
 

@@ -2,35 +2,25 @@
 
 import json
 import sqlite3
-import ssl
 import threading
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
 import pytest
 
 from dpfedc.deployment import control, runs
-from dpfedc.deployment.agreement import MAX_RECORDS, Agreement, Site
+from dpfedc.deployment.agreement import Agreement, Site
 from dpfedc.deployment.control import opened
-from dpfedc.deployment.flower import fleet_server
-from dpfedc.deployment.flower.fleet_client import ConnectionLost, FleetClient, attend
-from dpfedc.deployment.keys import read_site_key, write_site_key
+from dpfedc.deployment.heads import KeptHeads
+from dpfedc.deployment.limits import MAX_RECORDS
 from dpfedc.deployment.messages import Refusal, Request, packed
-from dpfedc.deployment.server_folder import ServerFolder
 from dpfedc.deployment.site_run import LEDGER_TROUBLE
 from dpfedc.deployment.site_service import FAILED, SiteService
 from dpfedc.errors import InvalidInput, MissingExtra, Refused
 from dpfedc.privacy import noise
 from dpfedc.privacy.ledger import Damaged, Ledger, chain
 from support.deployment import agreed, by_site, new_ledger, node
-from support.fleet import Fleet
 from support.site_services import DeskTransport, agreement_with, site_folder
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return site_folder(tmp_path, "berlin")
 
 
 @pytest.fixture
@@ -39,11 +29,6 @@ def agreement(folder):
     folder.keep(made)
     folder.accept(made.digest)
     return made
-
-
-@pytest.fixture
-def told():
-    return []
 
 
 @pytest.fixture
@@ -56,7 +41,8 @@ def service(folder, agreement, told):
 def first_request(agreement, **changes):
     arrays = {"origin": np.zeros(3)}
     place = {"run": agreement.digest, "site": "berlin", "stage": "bound", "t": 1, **changes}
-    return packed({"kind": "request", "receipt": None, **place}, arrays)
+    steps = {"step": "upload", "attempt": ""}
+    return packed({"kind": "request", "receipt": None, **steps, **place}, arrays)
 
 
 def charges(folder):
@@ -229,7 +215,7 @@ class TestAccepting:
         for accept in (False, True):
             service = SiteService(folder, accept=accept, allow_simulated=True)
             said = json.loads(opened(service.reply(control.offer(waiting))))
-            assert said == {"accepted": accept}
+            assert said["accepted"] is accept
             service.close()
 
     def test_but_not_one_that_is_no_longer_allowed(self, folder):
@@ -261,98 +247,10 @@ class TestSitesThatLie:
         transport.exchange = lambda requests, s: {
             name: said if name == "geneva" else reply for name, reply in honest(requests, s).items()
         }
-        assert runs.acceptances(transport, agreement, 0.1) == {"berlin", "lisbon"}
+        heads = KeptHeads(tmp_path)
+        found = runs.acceptances(transport, agreement, 0.1, folder=tmp_path, heads=heads)
+        assert found == {"berlin", "lisbon"}
         transport.close()
-
-
-class TestConnection:
-    """Where a site's calls go: to its server, and nowhere that this server or a variable says."""
-
-    @pytest.fixture
-    def elsewhere(self):
-        """Return two web servers: one that sends every call to the other, and that one's visits."""
-        visits = []
-
-        class There(BaseHTTPRequestHandler):
-            def do_POST(self):
-                visits.append(self.path)
-                self.send_error(500)
-
-            def log_message(self, *_):
-                pass
-
-        class Here(There):
-            def do_POST(self):
-                self.send_response(307)
-                self.send_header("Location", f"http://127.0.0.1:{there.server_port}{self.path}")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-        there, here = HTTPServer(("127.0.0.1", 0), There), HTTPServer(("127.0.0.1", 0), Here)
-        for server in (there, here):
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield here.server_port, there.server_port, visits
-        for server in (there, here):
-            server.shutdown()
-            server.server_close()
-
-    def call(self, tmp_path, port):
-        from flwr.proto.fleet_pb2 import PullMessagesRequest
-
-        write_site_key(tmp_path, "berlin")
-        key = read_site_key(tmp_path / "site.key")
-        client = FleetClient(f"127.0.0.1:{port}", key, authority=None)
-        try:
-            with pytest.raises(ConnectionLost):
-                client._call("PullMessages", PullMessagesRequest())
-        finally:
-            client.close()
-
-    def test_a_server_cannot_send_a_site_elsewhere(self, tmp_path, elsewhere):
-        here, _, visits = elsewhere
-        self.call(tmp_path, here)
-        assert visits == []
-
-    def test_plain_text_does_not_leave_the_machine_through_a_proxy(
-        self, tmp_path, elsewhere, monkeypatch
-    ):
-        here, proxy, visits = elsewhere
-        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy}")
-        for name in ("NO_PROXY", "no_proxy"):
-            monkeypatch.delenv(name, raising=False)
-        self.call(tmp_path, here)
-        assert visits == []
-
-    def test_a_file_that_a_crash_cut_off_does_not_keep_a_site_away(self, tmp_path):
-        fleet = Fleet(tmp_path, ("berlin",))
-        (tmp_path / "node").write_text("")
-        told, stop = [], threading.Event()
-
-        def tell(text):
-            told.append(text)
-            stop.set()
-
-        attend(fleet.client("berlin"), control.answered, folder=tmp_path, tell=tell, stop=stop)
-        assert told == ["connected to testserver"]
-        fleet.close()
-
-    def test_the_server_speaks_no_old_tls_and_no_weak_cipher(self, tmp_path, monkeypatch):
-        import uvicorn
-
-        configs = []
-        monkeypatch.setattr(
-            uvicorn.Server, "run", lambda self, sockets: configs.append(self.config)
-        )
-        folder = ServerFolder.create(tmp_path / "server", hosts=(), listen="127.0.0.1", port=1)
-        monkeypatch.setattr(fleet_server, "bound_socket", lambda *_: fleet_server.socket.socket())
-        fleet_server.serve(folder, on_ready=lambda: None)
-        (config,) = configs
-        config.load()
-        assert config.ssl.minimum_version >= ssl.TLSVersion.TLSv1_2
-        ciphers = [c for c in config.ssl.get_ciphers() if c["protocol"] != "TLSv1.3"]
-        assert ciphers
-        assert all(c["aead"] and "ECDHE" in c["name"] for c in ciphers)
 
 
 def test_an_agreement_cannot_be_a_text_with_two_readings(agreement):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 
@@ -13,11 +15,11 @@ from dpfedc.deployment.messages import Answer, Request
 from dpfedc.deployment.proposal import proposed
 from dpfedc.deployment.site_folder import SiteFolder
 from dpfedc.deployment.site_service import SiteService
-from dpfedc.privacy.ledger import GaussianCap, Ledger
+from dpfedc.privacy.ledger import GaussianCap, Ledger, site_ledger
 from dpfedc.tables.schema import Schema
 from dpfedc.tables.trial_tables import read_encoded
 from support.deployment import KEY
-from support.site_services import key_of
+from support.site_services import authority_in, key_of
 
 N_ROWS = 12
 SCHEMA = """
@@ -64,11 +66,13 @@ def seen_by_the_server(home, content):
     home.mkdir()
     (home / "t.csv").write_bytes(lines())  # as it was when the site was set up
     (home / "schema.toml").write_text(SCHEMA)
-    folder = SiteFolder.create(
-        home / "site", name="berlin", server="127.0.0.1:1", authority=None,
-        data={"path": str(home / "t.csv")}, records=N_ROWS, cap=GaussianCap(99.0, 1e-3),
-        holding="berlin", schema=home / "schema.toml",
-    )  # fmt: skip
+    with patch.object(site_ledger, "datetime") as clock:  # else the ledger's hash says when it was
+        clock.now.return_value.isoformat.return_value = "2026-01-01T00:00:00+00:00"
+        folder = SiteFolder.create(
+            home / "site", name="berlin", server="127.0.0.1:1", authority=authority_in(home),
+            data={"path": str(home / "t.csv")}, records=N_ROWS, cap=GaussianCap(99.0, 1e-3),
+            holding="berlin", schema=home / "schema.toml",
+        )  # fmt: skip
     (home / "t.csv").write_bytes(content)
     schema = folder.schema
     agreement = proposed(

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 from dpfedc.deployment.messages import (
     MAGIC,
     Answer,
+    OtherVersion,
     Receipt,
     Request,
     digest,
@@ -107,7 +108,10 @@ def test_a_flipped_byte_gives_a_message_or_a_refusal(data):
         assert sum(values.nbytes for values in again.arrays.values()) <= len(raw)
 
 
-PLACE = {"kind": "request", "run": RUN, "site": "a", "stage": "b", "t": 1, "receipt": None}
+PLACE = {
+    "kind": "request", "run": RUN, "site": "a", "stage": "b", "t": 1, "receipt": None,
+    "step": "upload", "attempt": "",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -136,6 +140,10 @@ PLACE = {"kind": "request", "run": RUN, "site": "a", "stage": "b", "t": 1, "rece
         {"receipt": "abc"},
         {"more": 1},
         {"kind": "answer"},
+        {"arrays": [["a", "<f8", "00"]]},
+        {"arrays": [["a" * 300, "<f8", [0]]]},
+        {"site": "a" * 300},
+        {"stage": "b" * 300},
     ],
 )
 def test_a_head_that_is_not_as_it_must_be(change):
@@ -144,12 +152,21 @@ def test_a_head_that_is_not_as_it_must_be(change):
     assert Request.from_bytes(message({**PLACE, "arrays": []})).t == 1
 
 
-@pytest.mark.parametrize("magic", [b"dpfedc 1", b"dpfedc 3"])
-def test_another_protocol_is_refused_by_name(magic):
-    data = magic + REQUEST.to_bytes()[len(MAGIC) :]
-    expected = rf"must start with {MAGIC!r}, got {magic!r}"
-    with pytest.raises(InvalidInput, match=expected):
-        Request.from_bytes(data)
+@pytest.mark.parametrize("magic", [b"dpfedc 1", b"dpfedc 2", b"dpfedc 9", b"dpfedc \x1b"])
+def test_another_version_is_refused_with_both_named(magic):
+    """Whatever follows: a newer head may look like anything."""
+    for rest in (REQUEST.to_bytes()[len(MAGIC) :], b"", b"x" * 100):
+        with pytest.raises(OtherVersion) as refused:
+            Request.from_bytes(magic + rest)
+        assert f"must be {MAGIC.decode()}, " in str(refused.value)
+        assert f"got {magic.decode()!r}: have the older side upgraded" in str(refused.value)
+
+
+def test_what_is_no_version_of_this_protocol_is_not_called_one():
+    for magic in (b"dpfed", b"PK\x03\x04abcd", b"dpfedcc3"):
+        with pytest.raises(InvalidInput, match=r"must start with|head") as refused:
+            Request.from_bytes(magic + REQUEST.to_bytes()[len(MAGIC) :])
+        assert not isinstance(refused.value, OtherVersion)
 
 
 def test_deep_and_huge_heads_are_refused():

@@ -7,32 +7,34 @@ import numpy as np
 import pytest
 
 from dpfedc.deployment import control
+from dpfedc.deployment.agreement import FORMAT
 from dpfedc.deployment.control import opened
-from dpfedc.deployment.messages import Answer, Refusal, Request
-from dpfedc.deployment.site_folder import AGREEMENT, MAX_PENDING, MODEL, SiteFolder
+from dpfedc.deployment.messages import Answer, Refusal, Request, packed
+from dpfedc.deployment.model_message import model_message
+from dpfedc.deployment.offered_runs import AGREEMENT, MAX_PENDING, MODEL
+from dpfedc.deployment.site_folder import SiteFolder
 from dpfedc.deployment.site_service import NOT_READY, SiteService, site_node
 from dpfedc.errors import InvalidInput
 from dpfedc.model_file import ClusterModel
 from dpfedc.privacy.ledger import BasicCap, GaussianCap, Ledger
 from dpfedc.randomness import Randomness
 from support.deployment import SIZES, agreed, by_site
-from support.site_services import agreement_with, site_folder, write_records
-from support.summaries import table_model
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return site_folder(tmp_path, "berlin")
+from support.site_services import (
+    agreement_with,
+    charges,
+    first_request,
+    offered,
+    result,
+    site_folder,
+    some_model,
+    words,
+    write_records,
+)
 
 
 @pytest.fixture
 def agreement(folder):
     return agreement_with([folder])
-
-
-@pytest.fixture
-def told():
-    return []
 
 
 @pytest.fixture
@@ -42,28 +44,11 @@ def service(folder, told):
     service.close()
 
 
-def words(reply):
-    return json.loads(opened(reply))
-
-
-def offered(service, agreement):
-    return words(service.reply(control.offer(agreement)))["accepted"]
-
-
-def first_request(agreement, site="berlin"):
-    exchange = agreement.exchanges[0]
-    stage = exchange.stage
-    state = stage.start(agreement.declared, agreement.public, None)
-    return Request(agreement.digest, site, stage.name, 1, exchange.sent(state)).to_bytes()
-
-
-def charges(folder):
-    with Ledger.open(folder.ledger) as ledger:
-        return sum(stage.n_charged for stage in ledger.totals().stages)
-
-
-def test_a_site_says_how_many_records_it_declares_and_nothing_else(service):
-    assert words(service.reply(control.hello())) == {"records": SIZES["berlin"]}
+def test_a_site_says_what_it_declares_and_where_its_ledger_stands_and_nothing_else(service):
+    with Ledger.open(service._folder.ledger) as ledger:
+        head = ledger.head()
+    said = {"records": SIZES["berlin"], "ledger": [1, head.digest]}
+    assert words(service.reply(control.hello())) == said
 
 
 def test_an_offer_waits_for_the_operator(service, folder, agreement, told):
@@ -154,13 +139,14 @@ def test_an_agreement_that_was_changed_on_the_disk_is_not_served(service, folder
     assert charges(folder) == 0
 
 
+@pytest.mark.parametrize("ask", [control.offer, first_request])
 def test_what_is_wrong_with_the_records_is_told_here_and_not_sent(
-    service, folder, agreement, told, tmp_path
+    service, folder, agreement, told, tmp_path, ask
 ):
     folder.keep(agreement)
     folder.accept(agreement.digest)
     write_records(tmp_path / "berlin.csv", by_site()["berlin"][:-1])
-    reply = service.reply(first_request(agreement))
+    reply = service.reply(ask(agreement))
     assert opened(reply) == Refusal(NOT_READY)
     assert b"119" not in reply
     assert "119" in told[0]
@@ -189,30 +175,119 @@ def test_replies_to_wrong_requests_do_not_depend_on_the_records(tmp_path, agreem
     assert all(isinstance(opened(reply), Refusal) for reply in replies[0])
 
 
-def test_a_model_is_kept_for_an_accepted_run_only(service, folder, agreement):
-    result = control.result(agreement.digest, b"model")
-    assert isinstance(opened(service.reply(result)), Refusal)
+def test_a_model_is_kept_for_a_run_that_this_site_took_part_in_only(service, folder, agreement):
+    message = result(agreement)
+    path = folder.run(agreement.digest) / MODEL
+    assert "has not been accepted here" in opened(service.reply(message)).reason
     folder.keep(agreement)
     folder.accept(agreement.digest)
-    assert words(service.reply(result)) == {"stored": True}
-    assert (folder.run(agreement.digest) / MODEL).read_bytes() == b"model"
-    for run in ("../../x", "", "zz" * 32):
-        assert isinstance(opened(service.reply(control.result(run, b"model"))), Refusal)
+    assert "has answered nothing in run" in opened(service.reply(message)).reason
+    assert not path.exists()
+    service.reply(first_request(agreement))
+    assert words(service.reply(message)) == {"stored": True}
+    assert ClusterModel.read(path).about["privacy"]["epsilon"] == agreement.guarantee.epsilon
+    for run in ("../../x", "", "zz" * 32, 7, None):
+        reply = service.reply(packed({"kind": "model", "run": run}, {}))
+        assert isinstance(opened(reply), Refusal)
+
+
+def test_what_was_declared_reaches_a_running_site_and_later_runs(service, folder, agreement):
+    folder.keep(agreement)
+    folder.accept(agreement.digest)
+    assert offered(service, agreement)
+    write_records(folder.path.parent / "berlin.csv", by_site()["berlin"][:-1])
+    folder.declaring(119)
+    assert words(service.reply(control.hello()))["records"] == 119
+    refusal = opened(service.reply(control.offer(agreement_with([folder], seed=8))))
+    assert "berlin must have key" in refusal.reason
+    assert "119 records" in refusal.reason
+    # The run that was frozen goes on with what it was frozen with.
+    assert isinstance(opened(service.reply(first_request(agreement))), bytes)
+
+
+def test_settings_that_cannot_be_read_are_told_here_and_not_sent(service, folder, agreement, told):
+    folder.keep(agreement)
+    folder.accept(agreement.digest)
+    assert offered(service, agreement)
+    (folder.path / "site.toml").write_text("records = 'secret")
+    assert opened(service.reply(control.hello())) == Refusal(NOT_READY)
+    assert "site.toml cannot be read" in told[-1]
+    assert isinstance(opened(service.reply(first_request(agreement))), bytes)
+
+
+@pytest.mark.parametrize(("state", "said"), [("declined", "was declined"), ("cancelled", "was ca")])
+def test_a_run_that_was_declined_or_cancelled_is_refused_for_good(
+    service, folder, agreement, state, said
+):
+    folder.keep(agreement)
+    if state == "declined":
+        folder.decline(agreement.digest)
+    else:
+        folder.accept(agreement.digest)
+        assert offered(service, agreement)
+        assert isinstance(opened(service.reply(first_request(agreement))), bytes)
+        folder.cancel(agreement.digest)
+    spent = charges(folder)
+    model = result(agreement)
+    for request in (control.offer(agreement), first_request(agreement), model):
+        refusal = opened(service.reply(request))
+        assert refusal.reason.startswith(f"run {agreement.digest[:12]} {said}")
+        assert refusal.of_run
+    again = SiteService(folder, accept=True, allow_simulated=True)
+    assert said in opened(again.reply(control.offer(agreement))).reason
+    again.close()
+    assert charges(folder) == spent
+    assert not (folder.run(agreement.digest) / MODEL).exists()
+
+
+def test_a_run_that_is_over_answers_no_round_and_takes_its_model_again(service, folder, agreement):
+    folder.keep(agreement)
+    folder.accept(agreement.digest)
+    request = first_request(agreement)
+    assert isinstance(opened(service.reply(request)), bytes)
+    over = result(agreement)
+    for _ in range(2):
+        assert words(service.reply(over)) == {"stored": True}
+        refusal = opened(service.reply(request))
+        assert "is over here" in refusal.reason
+        assert refusal.of_run
+        assert offered(service, agreement)  # resumed, to send its model once more
+    assert charges(folder) == 1
 
 
 def test_names_given_here_outlive_that_the_model_is_sent_again(service, folder, agreement):
     folder.keep(agreement)
     folder.accept(agreement.digest)
-    sent = table_model()
-    assert words(service.reply(control.result(agreement.digest, sent.to_bytes())))["stored"]
+    service.reply(first_request(agreement))
+    sent = some_model(agreement)
+    assert words(service.reply(model_message(agreement, sent)))["stored"]
     path = folder.run(agreement.digest) / MODEL
-    assert path.read_bytes() == sent.to_bytes()
     ClusterModel.read(path).named(0, "ours").named(1, "also ours").write(path)
-    again = sent.named(1, "theirs").to_bytes()
-    assert words(service.reply(control.result(agreement.digest, again)))["stored"]
+    again = model_message(agreement, sent.named(1, "theirs"))
+    assert words(service.reply(again))["stored"]
     assert ClusterModel.read(path).names == {0: "ours", 1: "theirs"}
-    service.reply(control.result(agreement.digest, b"no model"))  # kept as it was sent, as before
-    assert path.read_bytes() == b"no model"
+    before = path.read_bytes()
+    assert isinstance(opened(service.reply(again[:-8])), Refusal)
+    assert path.read_bytes() == before
+    path.write_bytes(b"no model")  # what somebody did here does not keep the model away
+    assert words(service.reply(again))["stored"]
+    assert ClusterModel.read(path).names == {1: "theirs"}
+
+
+@pytest.mark.parametrize("version", [b"dpfedc 3", b"dpfedc 5"])
+def test_a_coordinator_of_another_version_is_told_both(service, agreement, version):
+    request = version + first_request(agreement)[len(version) :]
+    reason = opened(service.reply(request)).reason
+    assert "must be dpfedc 4, " in reason
+    assert f"got '{version.decode()}': have the older side upgraded" in reason
+
+
+def test_so_is_one_with_another_format_of_agreements(service, agreement):
+    text = agreement.to_json().replace(FORMAT, "dpfedc-agreement-3")
+    offer = json.dumps({"kind": "offer", "agreement": text}).encode()
+    reason = opened(service.reply(offer)).reason
+    assert f"must be {FORMAT}, " in reason
+    assert "got 'dpfedc-agreement-3': have the older side upgraded" in reason
 
 
 def test_offers_that_nobody_accepts_do_not_pile_up(service, folder):
@@ -222,32 +297,11 @@ def test_offers_that_nobody_accepts_do_not_pile_up(service, folder):
     assert "less than 20 offers" in refusal.reason
 
 
-def test_a_run_is_found_by_the_start_of_its_digest(folder, agreement):
-    with pytest.raises(InvalidInput, match="known: none"):
-        folder.resolve("ab")
-    folder.keep(agreement)
-    assert folder.resolve(agreement.digest[:6]) == agreement.digest
-    other = agreement_with([folder], seed=8)
-    folder.keep(other)
-    with pytest.raises(InvalidInput, match="there must be one offered run, got 2"):
-        folder.resolve("")
-    folder.accept(agreement.digest)
-    assert folder.resolve("") == other.digest
-
-
 def test_a_folder_reads_back_what_it_was_made_with(folder):
     assert SiteFolder.open(folder.path) == folder
     assert SiteFolder.open(folder.declaring(7).path).records == 7
     with pytest.raises(InvalidInput, match="a new or empty folder"):
         site_folder(folder.path.parent, "berlin")
-
-
-@pytest.mark.parametrize("server", ["192.0.2.1:8470", "hub.example.org:8470", "[2001:db8::1]:1"])
-def test_without_tls_only_this_machine_is_reached(folder, server):
-    text = (folder.path / "site.toml").read_text().replace("127.0.0.1:8470", server)
-    (folder.path / "site.toml").write_text(text)
-    with pytest.raises(InvalidInput, match="must stay on a loopback address"):
-        SiteFolder.open(folder.path)
 
 
 @pytest.mark.parametrize(("unit", "other"), [("record", "person"), ("person", "record")])
@@ -282,6 +336,50 @@ def test_no_acceptance_makes_persons_of_rows(tmp_path):
         folder.accept(agreement.digest)
         with pytest.raises(InvalidInput, match="as the site's slots are, got person"):
             site_node(folder, agreement.digest, ledger, allow_simulated=True)
+
+
+@pytest.mark.parametrize("state", ["accepted", "finished"])
+def test_a_damaged_agreement_holds_up_no_other_run(service, folder, agreement, state):
+    folder.keep(agreement)
+    folder.accept(agreement.digest)
+    if state == "finished":
+        assert isinstance(opened(service.reply(first_request(agreement))), bytes)
+        assert words(service.reply(result(agreement))) == {"stored": True}
+    (folder.run(agreement.digest) / AGREEMENT).write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidInput, match=f"run {agreement.digest[:12]} cannot be read"):
+        folder.agreement(agreement.digest)
+    again = SiteService(folder, accept=True, allow_simulated=True)
+    least = again.most_bytes()
+    other = agreement_with([folder], seed=8)
+    assert offered(again, other)
+    assert again.most_bytes() > least
+    assert isinstance(opened(again.reply(first_request(other))), bytes)
+    again.close()
+
+
+def test_an_operator_who_cannot_be_told_keeps_nobody_from_an_answer(folder, agreement):
+    def gone(_):
+        raise OSError("the terminal is gone")
+
+    service = SiteService(folder, accept=True, allow_simulated=True, tell=gone)
+    assert offered(service, agreement)
+    assert isinstance(opened(service.reply(first_request(agreement))), bytes)
+    assert isinstance(opened(service.reply(b"?")), Refusal)
+    service.close()
+
+
+def test_runs_that_were_accepted_unasked_and_never_begin_are_not_without_end(folder):
+    service = SiteService(folder, accept=True, allow_simulated=True)
+    for seed in range(MAX_PENDING):
+        assert offered(service, agreement_with([folder], epsilon=0.5, seed=seed))
+    more = agreement_with([folder], epsilon=0.5, seed=MAX_PENDING)
+    refusal = opened(service.reply(control.offer(more)))
+    assert refusal.reason.endswith("less than 20 accepted runs here that have not begun")
+    assert folder.state(more.digest) == "unknown"
+    first = agreement_with([folder], epsilon=0.5, seed=0)
+    assert isinstance(opened(service.reply(first_request(first))), bytes)
+    assert offered(service, more)
+    service.close()
 
 
 def second_request(agreement, site="berlin"):

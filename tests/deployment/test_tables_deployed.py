@@ -9,16 +9,17 @@ import pytest
 
 from dpfedc.cli.site_setup import check
 from dpfedc.clustering.stage import SiteBatch, contributed
+from dpfedc.deployment.admission import require_schema, require_unit
 from dpfedc.deployment.agreement import Agreement, Site
 from dpfedc.deployment.keys import public_key
 from dpfedc.deployment.proposal import proposed
 from dpfedc.deployment.site_folder import PERSONS, SiteFolder
 from dpfedc.deployment.site_run import SiteRun
-from dpfedc.deployment.site_service import require_schema, require_unit, site_node
+from dpfedc.deployment.site_service import site_node
 from dpfedc.deployment.terms import terms
 from dpfedc.errors import InvalidInput, NotFound
 from dpfedc.kernels.column_view import seen
-from dpfedc.privacy.exact_sums import BOUND_UNITS, Upload, exact_sum
+from dpfedc.privacy.exact_sums import Upload, exact_sum, unit_of
 from dpfedc.privacy.gate import ReleaseEvent, received
 from dpfedc.privacy.ledger import GaussianCap, Ledger
 from dpfedc.privacy.noise import SecureNoise
@@ -30,6 +31,7 @@ from dpfedc.tables.schema import Schema
 from dpfedc.tables.trial_tables import read_encoded
 from support.deployment import KEY, SIZES, MemoryTransport, agreed
 from support.hospitals import write_hospitals
+from support.site_services import authority_in
 
 
 class NoNoise(SecureNoise):
@@ -58,7 +60,8 @@ def sites(hospitals, tmp_path):
         )
         made.append(
             SiteFolder.create(
-                tmp_path / file.stem, name=file.stem, server="localhost:1", authority=None,
+                tmp_path / file.stem, name=file.stem, server="localhost:1",
+                authority=authority_in(tmp_path),
                 data=source, records=len(persons.digests), cap=GaussianCap(99.0, 1e-3),
                 holding=file.stem, schema=path, persons=persons,
             )
@@ -103,7 +106,7 @@ def test_integer_sums_are_those_of_one_process(hospitals, sites):
             apart = np.sum([upload.values for upload in uploads], axis=0, dtype=np.uint64)
             together = in_one_process(stage, arrays, t, trial, runs, bound)
             np.testing.assert_array_equal(apart.view(np.int64), together)
-            total = together * (bound / BOUND_UNITS)
+            total = together * unit_of(bound)
             event = ReleaseEvent(stage.name, t, 3, sum(site.records for site in sites))
             state = dict(stage.combine(state, received([Upload(total)], event), t))
     for run in runs:
@@ -122,7 +125,7 @@ def in_one_process(stage, state, t, trial, runs, bound):
         batch.memory = stage.prepare(batch, state, Randomness(0))
         contribution, _, sample = contributed(stage, batch, state, t, run._gate(), Randomness(0))
         keep = kept(batch, sample, contribution.like)
-        total = total + exact_sum(contribution.terms, keep, bound)
+        total = total + exact_sum(contribution, keep, bound)
     return total
 
 
@@ -157,6 +160,7 @@ def test_terms_speak_of_columns_and_persons(sites):
     text = "\n".join(terms(agreement_of(sites)))
     assert "age (0 to 110), sex (F, M), bmi (10 to 70)" in text
     assert "; patient_id, to bring a person's rows together; of your table" in text
+    assert "read once, and kept in a file of this site until the run is over" in text
     assert "all of their rows at once" in text
 
 
@@ -222,18 +226,18 @@ def test_another_schema_is_declared_with_its_slots(sites, tmp_path, capsys):
         check(site.path, declare=False, schema=other)
 
 
-def test_a_run_does_not_go_on_with_other_persons_than_it_was_accepted_for(sites):
+def test_a_run_goes_on_with_the_persons_that_it_was_frozen_with(sites):
     site, agreement = sites[0], agreement_of(sites)
     site.keep(agreement)
     site.accept(agreement.digest)
-    site.require_same_slots(agreement.digest)
-    ids = encoded_table(site.source.opened(), site.schema).ids
-    again = site.declaring(len(ids), DeclaredPersons.of(reversed(ids)))
-    with (
-        Ledger.open(site.ledger) as ledger,
-        pytest.raises(InvalidInput, match="accepted for other records than are declared now"),
-    ):
-        site_node(again, agreement.digest, ledger)
+    with Ledger.open(site.ledger) as ledger:
+        before = site_node(site, agreement.digest, ledger)
+        ids = encoded_table(site.source.opened(), site.schema).ids
+        again = site.declaring(len(ids), DeclaredPersons.of(reversed(ids)))
+        after = site_node(again, agreement.digest, ledger)
+    np.testing.assert_array_equal(before.X, after.X)
+    np.testing.assert_array_equal(before.present, after.present)
+    assert not np.array_equal(before.X, again.load(agreement).X)
 
 
 def test_ranges_that_were_not_found_are_named_by_the_server(tmp_path):

@@ -109,14 +109,12 @@ class Listener:
 class Federation:
     """A server with sites, set up and run by the commands that operators type."""
 
-    def __init__(self, home, *, insecure=False):
+    def __init__(self, home):
         self.home = Path(home)
         self.port, self._keeper = reserved_port()
-        self.insecure = insecure
         self.running = {}
-        more = ("--insecure",) if insecure else ()
         self.call("server", "init", self.home / "server", "--listen", "127.0.0.1",
-                  "--port", self.port, *more)  # fmt: skip
+                  "--port", self.port)  # fmt: skip
 
     def call(self, *words, code=0):
         """Run a command to its end and return what it said."""
@@ -133,9 +131,7 @@ class Federation:
 
     def add(self, name, data, *more, enrol=True, port=None, authority=None):
         """Make a site and enrol it."""
-        trust = ("--insecure",)
-        if not self.insecure:
-            trust = ("--ca", authority or self.home / "server" / "ca.crt")
+        trust = ("--ca", authority or self.home / "server" / "ca.crt")
         self.call("site", "init", self.home / name, "--name", name, "--data", data, *more, *trust,
                   "--server", f"127.0.0.1:{port or self.port}", "--cap-epsilon", 1000,
                   "--cap-delta", 1e-3)  # fmt: skip

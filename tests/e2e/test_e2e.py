@@ -1,10 +1,13 @@
 """Real processes, TLS and keys between them: one server and four sites with the digits."""
 
+import asyncio
 import contextlib
 import csv
+import json
 import os
 import re
 import signal
+import socket
 import sqlite3
 import statistics
 import subprocess
@@ -18,12 +21,12 @@ from sklearn.datasets import load_digits
 
 from dpfedc.deployment.agreement import Agreement
 from dpfedc.deployment.control import answered
-from dpfedc.deployment.flower.fleet_client import FleetClient, attend
-from dpfedc.deployment.flower.transport import FlowerTransport
-from dpfedc.deployment.keys import read_site_key
+from dpfedc.deployment.mailbox.https_operator import HttpsMailbox
+from dpfedc.deployment.mailbox.https_site import HttpsSite, SiteLine
 from dpfedc.deployment.messages import packed
 from dpfedc.deployment.runs import stored_agreement
 from dpfedc.deployment.server_folder import ServerFolder
+from dpfedc.deployment.site_folder import SiteFolder
 from dpfedc.engine.run_record import RunRecord
 from dpfedc.model_file import ClusterModel
 from dpfedc.privacy.ledger import Ledger
@@ -109,9 +112,11 @@ def assert_as_in_one_process(federation, agreement):
 
 
 def spent(federation, name, agreement):
+    """Return for each stage the rounds that were charged, planned without spares, answered."""
     with Ledger.open(federation.home / name / "ledger.sqlite") as ledger:
         stages = [s for s in ledger.totals().stages if s.run == agreement.digest]
-    return {s.stage: (s.n_charged, s.n_planned, s.n_answered) for s in stages}
+    spare = {r.stage: r.spare_rounds for r in agreement.privacy.releases}
+    return {s.stage: (s.n_charged, s.n_planned - spare[s.stage], s.n_answered) for s in stages}
 
 
 def test_a_run_gives_the_same_centers_as_in_one_process(federation):
@@ -191,64 +196,86 @@ def test_a_killed_server_and_a_killed_run_cost_nothing(federation):
         assert all(charged == planned == answered for charged, planned, answered in counts.values())
 
 
-def test_a_site_that_is_not_enrolled_is_turned_away(federation):
+def test_a_site_that_is_not_enrolled_is_turned_away_until_it_is(federation):
     federation.add("stranger", federation.home / "s0.csv", enrol=False)
     stranger = federation.start("stranger", "--accept")
-    assert stranger.result() == 2
-    assert "its operator must enrol site.pub" in stranger.text
-    assert "stranger" not in federation.call("server", "status", federation.home / "server")
+    stranger.says("its operator must enrol site.pub")
+    status = json.loads(federation.call("server", "status", federation.home / "server", "--json"))
+    assert "stranger" not in status["sites"]
+    assert status["running"]["refused"]["callers"] > 0
+    folder = federation.home / "server"
+    federation.call("server", "enrol", folder, federation.home / "stranger" / "site.pub")
+    stranger.says("connected to")
+    federation.call("server", "remove", folder, "stranger")
+    wait_until(lambda: "was lost" in stranger.text, what="the cut connection")
+    assert not stranger.ended
+    stranger.close()
 
 
 def test_a_server_of_another_authority_is_turned_away(federation, tmp_path):
     federation.call("server", "init", tmp_path / "other", "--listen", "127.0.0.1")
     federation.add("doubter", federation.home / "s0.csv", authority=tmp_path / "other" / "ca.crt")
     doubter = federation.start("doubter")
-    assert doubter.result() == 2
-    assert "must come from the authority in ca.crt" in doubter.text
+    doubter.says("must come from the authority in ca.crt")
+    assert not doubter.ended
+    doubter.close()
     federation.call("server", "remove", federation.home / "server", "doubter")
 
 
-def test_a_second_server_on_the_port_says_so(federation):
+def test_a_key_is_exchanged_and_certificates_renewed_while_a_run_is_under_way(federation):
+    running = federation.run("start", plan_file(federation.home, "rotation", rounds=12))
+    running.says("factorisation 2/12")
+    server = federation.home / "server"
+    federation.call("site", "rotate-key", federation.home / "s1")
+    federation.call("server", "enrol", server, federation.home / "s1" / "next" / "site.pub")
+    federation.call("server", "renew", server)
+    wait_until(lambda: not (federation.home / "s1" / "next").exists(), what="the new key")
+    assert running.result() == 0, running.text
+    agreement = agreement_of(federation)
+    assert_as_in_one_process(federation, agreement)
+    for name in NAMES:
+        counts = spent(federation, name, agreement)
+        assert all(charged == planned == answered for charged, planned, answered in counts.values())
+
+
+def test_a_second_server_on_the_folder_says_so(federation):
     said = federation.call("server", "start", federation.home / "server", code=2)
-    assert "Address already in use" in said
+    assert "another process serves" in said
 
 
-@pytest.mark.parametrize("insecure", [False, True])
-def test_who_listens_in_reads_nothing_unless_tls_is_off(tmp_path, insecure):
-    """With TLS off the listener does see the array, so it would have seen it with TLS on."""
-    federation = Federation(tmp_path, insecure=insecure)
+def test_who_listens_in_reads_nothing(tmp_path):
+    """The listener sees the array if it passes in plain, so it would have seen it with TLS."""
+    federation = Federation(tmp_path)
     listener = Listener(federation.port)
     records = tmp_path / "records.csv"
     records.write_text("x\n1\n2\n")
     federation.add("site", records, port=listener.port)
-    stop = threading.Event()
+    array = np.full(1000, 1234.5678)
+    request = packed({"kind": "test"}, {"array": array})
+    folder = SiteFolder.open(tmp_path / "site")
+    line = SiteLine("site", folder.server, folder.authority, folder.identities)
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+    site = threading.Thread(
+        target=loop.run_until_complete,
+        args=(HttpsSite(line, answered, tell=lambda _: None).attend(stop),),
+        daemon=True,
+    )
     try:
         federation.start("server").says("Listening")
-        folder = ServerFolder.open(tmp_path / "server")
-        authority = None if insecure else (tmp_path / "server" / "ca.crt").read_bytes()
-        key = read_site_key(tmp_path / "site" / "site.key")
-        client = FleetClient(f"127.0.0.1:{listener.port}", key, authority=authority)
-        site = threading.Thread(
-            target=attend,
-            args=(client, answered),
-            kwargs={"folder": tmp_path / "site", "tell": lambda _: None, "stop": stop},
-            daemon=True,
-        )
         site.start()
-        transport = FlowerTransport(folder)
-        wait_until(lambda: transport.online()["site"], what="the site")
-        array = np.full(1000, 1234.5678)
-        request = packed({"kind": "test"}, {"array": array})
-        assert transport.exchange({"site": request}, PATIENCE) == {"site": request}
+        with contextlib.closing(HttpsMailbox(ServerFolder.open(tmp_path / "server"))) as mailbox:
+            wait_until(lambda: mailbox.online()["site"], what="the site")
+            assert mailbox.exchange({"site": request}, PATIENCE) == {"site": request}
         for seen in (listener.up, listener.down):
             assert len(seen) > array.nbytes
-            assert (array.tobytes() in seen) == insecure
-            assert (array[:4].tobytes() in seen) == insecure
-        stop.set()
-        site.join(PATIENCE)
-        client.close()
+            assert array[:4].tobytes() not in seen
+        with socket.create_connection(("127.0.0.1", listener.port)) as plain:
+            plain.sendall(request)
+            wait_until(lambda: array.tobytes() in listener.up, what="the control")
     finally:
-        stop.set()
+        loop.call_soon_threadsafe(stop.set)
+        site.join(PATIENCE)
+        loop.close()
         federation.close()
         listener.close()
 

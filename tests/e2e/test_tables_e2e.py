@@ -36,6 +36,8 @@ def test_three_hospitals_find_the_groups_of_their_patients(tmp_path):
     running = federation.run("start", plan)
     assert running.result() == 0, running.text
     (run,) = (tmp_path / "server" / "runs").iterdir()
+    again = federation.run("resume")  # a site that was away would get the model so
+    assert again.result() == 0, again.text
     labels = {}
     for file in files:
         output = tmp_path / f"{file.stem}-labels.csv"

@@ -14,7 +14,7 @@ IDS = np.repeat(np.arange(len(SIZES)), list(SIZES.values()))
 
 @pytest.mark.parametrize(("method", "estimator"), [("dp-fedc", DPFedC), ("dp-lloyd", DPLloyd)])
 def test_a_deployed_run_has_the_record_of_a_simulated_one(tmp_path, method, estimator):
-    agreement = agreed(method)
+    agreement = agreed(method, spare_rounds=0)
     deployed = MemoryTransport(agreement, tmp_path).coordinator().run()
     model = estimator(3, n_rounds=3, epsilon=50.0, delta=1e-4, random_state=7)
     simulated = model.fit(records(), sites=IDS).history_

@@ -136,7 +136,9 @@ def part_of(sites, *, q=1.0, symmetric=False):
     n = len(sites)
     batch = SiteBatch(np.zeros((n, 1)), np.arange(n + 1), np.asarray(sites))
     rows = Columns.of(np.zeros((n, 3)))
-    total = OuterSum(np.ones((n, 1)), rows, np.zeros(n), shape=(3,), symmetric=symmetric)
+    total = OuterSum(np.ones((n, 1)), rows, np.zeros(n), shape=(3,))
+    if symmetric:
+        total = OuterSum(rows, rows, np.zeros(n), symmetric=True)
     return total, batch, RoundSample(q, 1)
 
 

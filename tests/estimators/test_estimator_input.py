@@ -76,7 +76,7 @@ def test_duplicates_are_fine_while_enough_rows_differ():
 
 
 BAD_SETTINGS = {
-    "n_clusters": [(0, ">= 1"), (2.0, "whole number >= 1"), (True, "whole number")],
+    "n_clusters": [(0, "from 1 to 10000"), (2.0, "whole number from 1"), (True, "whole number")],
     "n_rounds": [(0, "from 1 to"), (-3, "from 1 to"), ("many", "whole number"), (None, "whole")],
     "sites_per_round": [(0, "from 1 to 4"), (5, "from 1 to 4"), (1.5, "from 1 to 4")],
     "refine_rounds": [(-1, "from 0 to"), ("some", "whole number from 0 to")],

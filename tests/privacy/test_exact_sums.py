@@ -1,4 +1,4 @@
-"""Exact sums: one record moves them by at most 2^30 grid units, in integers, whatever is broadcast.
+"""Exact sums: one record moves them by at most 2^38 grid units, in integers, whatever is broadcast.
 
 The properties are checked in Python's integers, with no allowance for rounding. Every planted bug
 is found by the very check that the product passes.
@@ -15,12 +15,20 @@ from hypothesis import strategies as st
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels.clipping import clip_weights
 from dpfedc.privacy import exact_sums as exact
-from dpfedc.privacy.exact_sums import BOUND_UNITS, SENSITIVITY
+from dpfedc.privacy.exact_sums import SENSITIVITY
 from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.sampling import RoundSample
 from dpfedc.randomness import Randomness
 from dpfedc.research.rivals.kmeans_parallel_stages import Candidates, Reclustering
-from support.exact_checks import Fixed, farthest, is_bounded, squared_distance, units
+from support.exact_checks import (
+    Fixed,
+    farthest,
+    grid_error,
+    is_bounded,
+    squared_distance,
+    terms,
+    units,
+)
 from support.noise_checks import plan_of
 from support.sensitivity import (
     Case,
@@ -65,14 +73,12 @@ def test_a_total_is_the_weighted_sum_of_its_terms(stage, data):
     weights = clip_weights(contribution.norms, case.bound, batch.present)
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     weights = (weights * rng.random(len(weights))).astype(case.X.dtype)
-    cut = data.draw(st.integers(0, case.n_records))
     with np.errstate(all="ignore"):
         total = contribution.total(weights)
-        parts = [contribution.terms(slice(*ends)) for ends in ((0, cut), (cut, case.n_records))]
-    terms = np.concatenate(parts).astype(np.float64)
-    assert terms.shape == (case.n_records, *total.shape)
+        phi = terms(contribution).astype(np.float64)
+    assert phi.shape == (case.n_records, *total.shape)
     used = weights > 0
-    expected = np.tensordot(weights[used].astype(np.float64), terms[used], axes=1)
+    expected = np.tensordot(weights[used].astype(np.float64), phi[used], axes=1)
     slack = rounding(case) * case.bound
     assert distance(expected, total.astype(np.float64), symmetric=False) <= slack
 
@@ -84,7 +90,7 @@ def test_terms_of_the_sums_of_kmeans_parallel(rng, stage):
     batch = batch_of(Case(stage, state, rng.standard_normal((9, 2)), (4, 5)))
     sums = stage.local(batch, state, 2, RoundSample(1.0, 1), Randomness(0))
     weights = rng.random(9)
-    expected = np.tensordot(weights, sums.terms(slice(0, 9)), axes=1)
+    expected = np.tensordot(weights, terms(sums), axes=1)
     np.testing.assert_allclose(sums.total(weights), expected, rtol=1e-12)
 
 
@@ -144,7 +150,7 @@ def test_the_order_of_records_does_not_change_a_bit(stage, rng):
 @FEW
 @given(data=st.data())
 def test_an_exact_sum_is_the_sum(stage, data):
-    """Against the simulator's own, up to its rounding and one unit a number and record.
+    """Against the simulator's own, up to its rounding and one unit a number of each factor.
 
     The simulator clips by stated norms. Those of residuals are rounded up, which shows in single
     precision where x and W'h nearly cancel; none is low.
@@ -154,12 +160,12 @@ def test_an_exact_sum_is_the_sum(stage, data):
     released = released_by(Gate(plan_of("local", n_sites=9), Fixed()), case, stage="centres", t=1)
     assert released.value.dtype == case.X.dtype
     got = released.value.astype(np.float64)
-    step = case.bound / BOUND_UNITS * case.n_records * math.sqrt(got.size)
     contribution, _, _ = part_of(case)
+    step = case.bound * grid_error(contribution)
     with np.errstate(all="ignore"):
-        terms = contribution.terms(slice(0, case.n_records)).reshape(case.n_records, -1)
+        phi = terms(contribution).reshape(case.n_records, -1)
     clipped = np.isfinite(contribution.norms) & (contribution.norms > case.bound)
-    over = 1 - length(terms[clipped]) / contribution.norms[clipped]
+    over = 1 - length(phi[clipped]) / contribution.norms[clipped]
     assert over.min(initial=0.0) > -1e-4
     assert over.max(initial=0.0) < (1e-4 if case.X.dtype == np.float64 else 1)
     slack = (
@@ -179,25 +185,46 @@ def test_a_bound_that_cannot_be_clipped_to_is_refused(bound):
 # Planted bugs
 
 
-def to_nearest(phi, keep, bound):
-    """Plant: each record rounded to nearest, at its full length and unchecked."""
-    norms = np.sqrt((phi.reshape(len(phi), -1) ** 2).sum(axis=1))
-    factors = SENSITIVITY / np.maximum(norms, bound)
-    scaled = np.rint(phi * factors.reshape(-1, *(1,) * (phi.ndim - 1)))
-    scaled[~keep] = 0
-    return scaled.astype(np.int64)
+def to_nearest(contribution, rows, keep, bound, space):
+    """Plant: each record at its full length, rounded to nearest and unchecked."""
+    h, r = (np.asarray(some, dtype=np.float64) for some in contribution.formed(rows))
+    sizes, lengths = length(h), length(r)
+    a = np.rint(h * (exact.LEFT_UNITS / np.maximum(sizes, 1e-100))[:, None])
+    longest = SENSITIVITY // exact.LEFT_UNITS
+    b = np.rint(r * (sizes * longest / np.maximum(sizes * lengths, bound))[:, None])
+    return a * keep[:, None], b * keep[:, None]
 
 
-def unchecked(phi, keep, bound):
+def unchecked(contribution, rows, keep, bound, space):
     """Plant: nothing clips, because the method is trusted to."""
-    return np.where(keep[:, None], np.trunc(phi / bound * BOUND_UNITS), 0).astype(np.int64)
+    h, r = (np.asarray(some, dtype=np.float64) for some in contribution.formed(rows))
+    a, b = np.rint(h * exact.LEFT_UNITS), np.rint(r * (exact.RIGHT_UNITS / bound))
+    return a * keep[:, None], b * keep[:, None]
 
 
 @pytest.mark.parametrize("bug", [to_nearest, unchecked])
-def test_a_record_that_is_not_checked_after_rounding(bug, monkeypatch):
-    case = plain_case(*stage_of("mean"), n=40, n_features=5)
+@pytest.mark.parametrize("stage", ["mean", "one step"])
+def test_a_record_that_is_not_checked_after_rounding(bug, stage, monkeypatch):
+    case = plain_case(*stage_of(stage), n=40, n_features=5)
     assert is_bounded(case)
     monkeypatch.setattr(exact, "on_grid", bug)
+    assert not is_bounded(case)
+
+
+def test_a_matrix_whose_rows_differ_from_its_columns(monkeypatch):
+    """Plant: a square is put on two grids, as if it were any product. It is no longer one."""
+    case = plain_case(*stage_of("subspace"), n=40, n_features=5)
+    assert is_bounded(case)
+
+    def on_two_grids(contribution, rows, keep, bound, space):
+        r = np.asarray(contribution.formed(rows)[1], dtype=np.float64)
+        units = (r / np.maximum(length(r), 1.0)[:, None]) * keep[:, None]
+        a, b = np.rint(units * 2.0**4), np.rint(units * 2.0**34)
+        too_long = length(a) * length(b) > SENSITIVITY
+        a[too_long] = b[too_long] = 0
+        return a, b
+
+    monkeypatch.setattr(exact, "on_grid", on_two_grids)
     assert not is_bounded(case)
 
 
@@ -205,8 +232,8 @@ def test_a_record_that_is_not_checked_after_rounding(bug, monkeypatch):
 def test_a_total_that_is_rounded(precision, monkeypatch):
     """Plant: the float total is put on the grid, in place of every record."""
 
-    def rounded(terms, keep, bound, *, symmetric=False):
-        phi = np.asarray(terms(slice(0, len(keep))))
+    def rounded(contribution, keep, bound):
+        phi = terms(contribution)
         norms = np.sqrt((phi.reshape(len(phi), -1) ** 2).sum(axis=1))
         weights = np.where(keep, bound / np.maximum(norms, bound), 0).astype(phi.dtype)
         total = np.tensordot(weights, phi, axes=1)
@@ -219,9 +246,10 @@ def test_a_total_that_is_rounded(precision, monkeypatch):
     assert not is_bounded(case)
 
 
-def test_the_check_of_the_norm_holds_where_the_clip_does_not(monkeypatch):
+@pytest.mark.parametrize(("stage", "name"), [("mean", "RIGHT"), ("subspace", "BOUND")])
+def test_the_check_of_the_norm_holds_where_the_clip_does_not(stage, name, monkeypatch):
     """With a grid twice as fine as the clip allows for, long records are left out: still safe."""
-    case = plain_case(*stage_of("mean"), n=40, n_features=5)
-    monkeypatch.setattr(exact, "BOUND_UNITS", 2 * SENSITIVITY)
+    case = plain_case(*stage_of(stage), n=40, n_features=5)
+    monkeypatch.setattr(exact, f"{name}_UNITS", 2 * getattr(exact, f"{name}_UNITS"))
     assert is_bounded(case)
     assert not any(units(case))

@@ -51,6 +51,7 @@ SPENT = {
 def old(request, tmp_path):
     path = tmp_path / "site.ledger"
     shutil.copyfile(DATA / f"ledger-0.1.0-{request.param}.sqlite", path)
+    path.chmod(0o600)
     with Ledger.open(path) as ledger:
         yield request.param, ledger
 
@@ -95,7 +96,7 @@ def test_a_ledger_of_a_later_format_is_left_alone(tmp_path):
     with closing(sqlite3.connect(path)) as later:
         later.execute("PRAGMA user_version = 7")
     before = path.read_bytes()
-    with pytest.raises(Unusable, match="must be a ledger of format 0 or 1, got 7"):
+    with pytest.raises(Unusable, match="must be a ledger of format 3 at most, got 7"):
         Ledger.open(path)
     assert path.read_bytes() == before
 
@@ -134,9 +135,13 @@ def test_a_ledger_is_of_the_later_format_from_the_first_row_that_needs_it(
     ledger.change_unit("person", rows_per_person=2)
     assert user_version(path) == 1
     ledger.close()
-    monkeypatch.setattr("dpfedc.privacy.ledger.chain.FORMATS", (0,))
-    with pytest.raises(Unusable, match="must be a ledger of format 0, got 1"):
-        Ledger.open(path)
+    with Ledger.open(path) as ledger:
+        ledger.recover(None)
+    assert user_version(path) == 2
+    for newest in (0, 1):
+        monkeypatch.setattr("dpfedc.privacy.ledger.chain.NEWEST", newest)
+        with pytest.raises(Unusable, match=f"must be a ledger of format {newest} at most, got 2"):
+            Ledger.open(path)
 
 
 def test_a_program_that_does_not_know_the_row_refuses_it(old, tmp_path, monkeypatch):

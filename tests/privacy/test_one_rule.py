@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpfedc.clustering.registry import method_named
-from dpfedc.deployment.coordinator import TooFewAnswers
+from dpfedc.deployment.round_calls import TooFewAnswers
 from dpfedc.engine.rounds import run
 from dpfedc.engine.simulated import SimulatedSites, Sites
 from dpfedc.errors import Refused

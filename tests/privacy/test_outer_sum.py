@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpfedc.errors import DPFedCError
 from dpfedc.kernels.clipping import clip_weights
 from dpfedc.kernels.row_views import Columns, Residuals, Standardized
 from dpfedc.privacy import sums
 from dpfedc.privacy.sums import OuterSum
+from support.exact_checks import terms as terms_of
 
 LIBRARIES = {"numpy": np.asarray, "array_api_strict": array_api_strict.asarray}
 RIGHTS = ("columns", "residuals", "standardized", "constant", "basis")
@@ -85,11 +87,13 @@ def test_the_total_is_the_weighted_sum_of_the_terms(case, chunk, seed):
     products = [outer.factor * np.outer(a, b) for a, b in zip(h, r, strict=True)]
     shape = products[0].shape if outer.shape is None else outer.shape
     expected = np.array([phi.reshape(shape) for phi in products])
-    terms = np.asarray(outer.terms(slice(0, n)))
+    terms = terms_of(outer)
     assert terms.shape == (n, *shape)
     np.testing.assert_allclose(terms, expected, atol=1e-12)
     for some in (slice(0, 1), slice(n // 3, n), slice(n - 1, n)):
-        np.testing.assert_allclose(np.asarray(outer.terms(some)), expected[some], atol=1e-12)
+        left, right = outer.formed(some)
+        np.testing.assert_allclose(np.asarray(left), h[some], atol=1e-12)
+        np.testing.assert_allclose(np.asarray(right), r[some], atol=1e-12)
 
     rng = np.random.default_rng(seed)
     weights = rng.random(n) * (rng.random(n) < 0.8)  # some records are not kept
@@ -110,7 +114,7 @@ def test_the_total_is_the_weighted_sum_of_the_terms(case, chunk, seed):
 def test_a_clipped_sum_is_that_of_terms_no_longer_than_the_bound(case, bound, all_kept):
     outer, h, _, asarray = case
     n = len(h)
-    terms = np.asarray(outer.terms(slice(0, n)))
+    terms = terms_of(outer)
     keep = np.arange(n) % 3 != 1
     norms = np.sqrt((terms.reshape(n, -1) ** 2).sum(axis=1))
     np.testing.assert_allclose(np.asarray(outer.norms), norms, atol=1e-10)
@@ -137,4 +141,14 @@ def test_sums_keep_the_precision_of_their_records(rng, dtype):
     for left in (X, view):
         outer = OuterSum(left, view, view.squared_norms, factor=2.0)
         assert outer.total(np.ones(9, dtype)).dtype == dtype
-        assert outer.terms(slice(0, 9)).dtype == dtype
+        assert {rows.dtype for rows in outer.formed(slice(0, 9))} == {np.dtype(dtype)}
+
+
+def test_a_symmetric_sum_has_one_kind_of_rows(rng):
+    """The exact path takes the right ones for both: others would not be what is summed."""
+    rows, norms = Columns.of(rng.standard_normal((5, 2))), np.ones(5)
+    left, right = OuterSum(rows, rows, norms, symmetric=True).formed(slice(0, 3))
+    assert left is right
+    for wrong in ({"left": Columns.of(np.ones((5, 2)))}, {"shape": (4,)}):
+        with pytest.raises(DPFedCError, match="the same rows on both sides, and no shape"):
+            OuterSum(**{"left": rows, "right": rows, "norms": norms, "symmetric": True, **wrong})

@@ -7,12 +7,10 @@ which must be below what is promised. The same audit finds out a run that protec
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import beta
 
 from dpfedc.clustering.registry import method_named
 from dpfedc.clustering.run_plan import Federation
@@ -28,6 +26,7 @@ from dpfedc.settings import PrivacyTarget
 from dpfedc.tables.encode import encoded_table
 from dpfedc.tables.schema import Schema
 from dpfedc.tables.stored import column_table
+from support.audits import lower_bound
 
 DELTA, N_RUNS, VISITS = 1e-3, 300, 5
 SCHEMA = Schema.of({
@@ -100,22 +99,7 @@ def audited(schema, epsilon):
                   for s in range(N_RUNS)])
         for i, there in enumerate((True, False))
     ]  # fmt: skip
-    return lower_bound(*scores), guarantee(plan.privacy, None).epsilon
-
-
-def lower_bound(with_it, without):
-    """Return the epsilon that the best of a few thresholds shows, each at its share of doubt."""
-    doubt, best = 0.001 / 20, 0.0
-    for threshold in np.quantile(np.concatenate([with_it, without]), np.linspace(0.05, 0.95, 10)):
-        for hits, alarms in (
-            ((with_it > threshold).sum(), (without > threshold).sum()),
-            ((without <= threshold).sum(), (with_it <= threshold).sum()),
-        ):
-            true = beta.ppf(doubt, hits, N_RUNS - hits + 1) if hits else 0.0
-            false = beta.ppf(1 - doubt, alarms + 1, N_RUNS - alarms) if alarms < N_RUNS else 1.0
-            if true > DELTA:
-                best = max(best, math.log((true - DELTA) / false))
-    return best
+    return lower_bound(*scores, delta=DELTA), guarantee(plan.privacy, None).epsilon
 
 
 @pytest.mark.filterwarnings("ignore::dpfedc.errors.UtilityWarning")

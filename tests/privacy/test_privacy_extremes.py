@@ -8,6 +8,7 @@ import pytest
 from dpfedc import DPFedC
 from dpfedc.errors import InvalidInput
 from dpfedc.estimators.federated_kmeans import DPLloyd
+from dpfedc.privacy import calibration
 from dpfedc.privacy.accountant import gaussian_epsilon, releases_epsilon
 from dpfedc.privacy.calibration import StageBudget, calibrated_releases
 from dpfedc.privacy.ledger.caps import BasicCap, GaussianCap
@@ -114,3 +115,31 @@ def test_account_of_the_papers_noise_at_an_epsilon_beyond_the_ends(dpfedc):
     code, _, err = dpfedc("account", "--published", "--epsilon", "1e9")
     assert code == 2
     assert "epsilon must be >= 1e-06 and <= 1000000, got" in " ".join(err.split())
+
+
+def test_the_search_for_noise_ends_where_the_accountant_never_agrees(monkeypatch):
+    """Its rounding may be more than epsilon; a site would search for hours, for anyone's offer."""
+    calls = []
+
+    def never(*_):
+        calls.append(1)
+        return math.inf
+
+    monkeypatch.setattr(calibration, "releases_epsilon", never)
+    budgets = (calibration.StageBudget("one", 5, 1, 5, 1.0),)
+    with pytest.raises(InvalidInput, match="epsilon must be larger, or the rounds fewer"):
+        calibration.calibrated_releases(budgets, 1.25, 1e-5)
+    assert len(calls) == calibration.MAX_NUDGES
+
+
+def test_noise_that_needs_many_nudges_is_found_in_few(monkeypatch):
+    """Each after the first few is twice the one before; the target is kept, never passed."""
+    budgets = (calibration.StageBudget("one", 5, 1, 5, 1.0),)
+    (exact,) = calibration.calibrated_releases(budgets, 1.375, 1e-5)
+    real = calibration.releases_epsilon
+    monkeypatch.setattr(calibration, "releases_epsilon", lambda *a: 1.2 * real(*a))
+    calibration._calibrated.cache_clear()
+    (found,) = calibration.calibrated_releases(budgets, 1.375, 1e-5)
+    calibration._calibrated.cache_clear()
+    assert 1.2 * real((found,), 1e-5, calibration.ONE_SITE) <= 1.375
+    assert 1.1 < found.noise_multiplier / exact.noise_multiplier < 1.4

@@ -43,7 +43,10 @@ def test_a_recorded_promise_is_stated_in_words():
     together = {**PROMISE, "trust": "secure-aggregation", "colluding_sites": 3}
     together |= {"min_survivors": 20, "epsilon_if_others_collude": 12.34, "stamp": None}
     words = told(replace(record, results={"privacy": together}))
-    assert "at least 20 sites arrive, and at most 3 sites work" in words["Assumed"]
+    assert (
+        "at least 20 sites arrive (of all, where fewer are asked), and at most 3 sites work"
+        in words["Assumed"]
+    )
     assert "epsilon is 12.4." in words["Assumed"]
     assert "(secure aggregation)" in words["From whom"]
     assert "Note" not in words
@@ -135,3 +138,11 @@ def test_the_promise_in_short_says_what_how_much_from_whom_and_what_not():
     )
     nothing = privacy_in_short(RunRecord("m", "1", {"epsilon": None}))
     assert nothing == ["Not protected: this run adds no noise, so it promises no privacy."]
+
+
+def test_the_promise_in_short_says_what_secure_aggregation_rests_on():
+    shared = {"trust": "secure-aggregation", "min_survivors": 20, "colluding_sites": 3}
+    record = RunRecord("m", "1", {}, results={"privacy": {**PROMISE, **shared}})
+    _, _, assumed, _ = privacy_in_short(record)
+    assert assumed.startswith("Assumed: in every round the uploads of at least 20 sites arrive")
+    assert "at most 3 sites work with the server" in assumed

@@ -12,6 +12,7 @@ import numpy as np
 from dpfedc.clustering.registry import method_named
 from dpfedc.deployment.agreement import Agreement, Site
 from dpfedc.deployment.coordinator import Coordinator
+from dpfedc.deployment.heads import KeptHeads
 from dpfedc.deployment.keys import public_key
 from dpfedc.deployment.messages import Refusal
 from dpfedc.deployment.proposal import proposed
@@ -138,7 +139,7 @@ class MemoryTransport:
                 try:
                     return node(self.agreement, site, ledger, self.X[site]).answer(request)
                 except DPFedCError as error:
-                    return Refusal(str(error))
+                    return Refusal.of(error)
 
         if fault == "none":
             reply = made()
@@ -154,4 +155,5 @@ class MemoryTransport:
         return Ledger.open(self.folder / f"{site}.ledger")
 
     def coordinator(self, **more: Any) -> Coordinator:
-        return Coordinator(self.agreement, self, self.folder / "run", key=KEY, **more)
+        heads = KeptHeads(self.folder)
+        return Coordinator(self.agreement, self, self.folder / "run", key=KEY, heads=heads, **more)

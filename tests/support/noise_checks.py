@@ -46,8 +46,11 @@ def empty_batch(sites):
 def nothing(n, shape, *, symmetric=False):
     """Return a sum to which n records add nothing."""
     shape = tuple(np.atleast_1d(shape))
+    if symmetric:
+        rows = Columns.of(np.zeros((n, shape[0])))
+        return OuterSum(rows, rows, np.zeros(n), symmetric=True)
     rows = Columns.of(np.zeros((n, int(np.prod(shape)))))
-    return OuterSum(np.zeros((n, 1)), rows, np.zeros(n), shape=shape, symmetric=symmetric)
+    return OuterSum(np.zeros((n, 1)), rows, np.zeros(n), shape=shape)
 
 
 def let_out(gate, contribution, batch, sample=None, *, stage="mean", t=1, sensitivity=1.0):

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from support.command_line import write_csv
+from support.site_services import authority_in
 
 AGE = '[[column]]\nname = "age"\nkind = "number"\nrange = [0, 110]\n'
 LAB = '[[column]]\nname = "lab"\nkind = "number"\nrange = [0, 9]\n'
@@ -184,7 +185,8 @@ def test_a_site_whose_table_cannot_be_used(dpfedc, tmp_path):
         tmp_path / "t.csv", ["age", "patient_id"], [[i % 9, 73_519 + i] for i in range(9)]
     )
     folder = tmp_path / "site"
-    words = ("--name", "u", "--server", "127.0.0.1:1", "--insecure", "--cap-epsilon", 1)
+    words = ("--name", "u", "--server", "127.0.0.1:1", "--ca", authority_in(tmp_path),
+             "--cap-epsilon", 1)  # fmt: skip
     init = ("site", "init", folder, *words, "--cap-delta", 1e-5, "--data", table)
     code, out, err = dpfedc(*init)
     assert (code, err.count("\n")) == (2, 1)

@@ -156,8 +156,12 @@ def _power(delta: float) -> str:
 
 
 def _print_comparison(found: Comparison) -> None:
-    from dpfedc.privacy.statement import rounded_up
+    from dpfedc.privacy.statement import counted, rounded_up
 
+    assumed = ""
+    if found.n_assumed:
+        rounds = counted(found.n_assumed, "round")
+        assumed = f" Counted as released, too: {rounds} lost, or spare and not needed."
     verdict = "Verdict: the two agree."
     if not found.agrees:
         less = "less" if found.logged > found.reported else "more"
@@ -166,7 +170,7 @@ def _print_comparison(found: Comparison) -> None:
         [
             f"Reported: epsilon {rounded_up(found.reported, 4)}, by the run.",
             f"Logged: epsilon {rounded_up(found.logged, 4)}, computed again from the noise that "
-            f"the {found.n_rounds:,} rounds logged.",
+            f"the {found.n_rounds:,} rounds logged.{assumed}",
             verdict,
         ]
     )

@@ -14,6 +14,7 @@ from dpfedc.cli.console import (
     print_sentence,
     print_table,
 )
+from dpfedc.cli.ledger_recover import MEANING, recover
 from dpfedc.cli.lifetime_cap import CapDelta, CapEpsilon, CapKind, KindOfCap, chosen_cap
 from dpfedc.cli.options import Unit, count_option, flag_option
 
@@ -24,21 +25,15 @@ if TYPE_CHECKING:
 ledger = typer.Typer(
     name="ledger",
     help="Look at a ledger, which charges every release to a lifetime cap, change what the cap is "
-    "for, or make one for trials.",
+    "for, make one for trials, or go on with one that lost rows.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
+ledger.command()(recover)
 
 _DAMAGED = 1
 _SHORT = 12
 """Characters shown of a long hash or run id."""
-_MEANING = {
-    "inverse_squares": "sum of 1/z^2",
-    "spare_delta": "spare delta",
-    "epsilon": "epsilon",
-    "delta": "delta",
-}
-
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger of a site, or of trials.")]
 
 
@@ -88,13 +83,14 @@ def show(file: _File) -> None:
             f"{rounded_up(totals.epsilon_if_others_collude, 4)} if all others collude. For "
             "information: what is promised is the cap.",
             *_over(totals, unit),
+            *_lost(totals),
         ]
     )
     print_table(
         ("", "spent", "left", "cap", "if all others collude"),
         [
             (
-                _MEANING[name],
+                MEANING[name],
                 *(
                     f"{values[name]:.4g}"
                     for values in (
@@ -135,6 +131,20 @@ def _over(totals: Totals, unit: str) -> list[str]:
     if min(totals.left.values()) >= 0:
         return []
     return [f"Warning: for one {unit}, more was spent than the cap allows. Nothing is left."]
+
+
+def _lost(totals: Totals) -> list[str]:
+    """Return what was charged for rows that were lost, if any were."""
+    found = []
+    for row in totals.recoveries:
+        charged = [f"{v:.4g} of {MEANING[n]}" for n, v in row.cost.items() if v] or ["nothing more"]
+        seen = f" ({row.seen[0]:,} had been seen)" if row.seen else ""
+        known = "" if row.plans is not None else ". What others know if they collude may be more"
+        found.append(f"Lost rows{seen}: charged the worst case, {', '.join(charged)}{known}.")
+    if found:
+        closed = ", ".join(sorted(run[:_SHORT] for run in totals.closed)) or "none"
+        found.append(f"Closed runs: {closed}.")
+    return found
 
 
 def _sums(opening: Opening) -> str:
@@ -201,7 +211,7 @@ def change_unit(
         print_table(
             ("", "spent", "carried over", "cap"),
             [
-                (_MEANING[n], *(f"{v[n]:.4g}" for v in (totals.spent, row.carried, totals.limits)))
+                (MEANING[n], *(f"{v[n]:.4g}" for v in (totals.spent, row.carried, totals.limits)))
                 for n in shown
             ],
         )

@@ -212,6 +212,6 @@ def planned(
 
     target = None
     if settings["epsilon"] is not None:
-        names = {f.name for f in fields(PrivacyTarget)}
+        names = settings.keys() & {f.name for f in fields(PrivacyTarget)}
         target = PrivacyTarget(**{name: settings[name] for name in names})
     return method_named("dp-fedc").plan(settings, facts, target), facts, target

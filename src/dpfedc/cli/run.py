@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpfedc.cli.console import print_paragraphs, print_path, print_sentence, waiting
+from dpfedc.cli.console import print_paragraphs, print_path, print_sentence, print_table, waiting
 from dpfedc.cli.options import number_option
 from dpfedc.errors import DataUnavailable, DPFedCError
 
 if TYPE_CHECKING:
     from dpfedc.deployment.agreement import Agreement
-    from dpfedc.deployment.coordinator import RoundEvent
-    from dpfedc.deployment.flower.transport import FlowerTransport
+    from dpfedc.deployment.mailbox.https_operator import HttpsMailbox
+    from dpfedc.deployment.mailbox.mailbox import Delivery
+    from dpfedc.deployment.round_calls import RoundEvent
     from dpfedc.deployment.server_folder import ServerFolder
 
 run = typer.Typer(
@@ -54,7 +55,7 @@ def start(
     The same plan with the same sites is the same run: started again, it goes on where it stopped.
     For another run, change its name or its seed.
     """
-    from dpfedc.deployment.flower.transport import FlowerTransport
+    from dpfedc.deployment.mailbox.https_operator import HttpsMailbox
     from dpfedc.deployment.runs import await_sites, chosen_sites, proposal
     from dpfedc.deployment.server_folder import ServerFolder
 
@@ -62,16 +63,16 @@ def start(
         raise DataUnavailable(f"{plan} must be a plan, a TOML file")
     folder = ServerFolder.open(server)
     names = chosen_sites(folder, site or ())
-    transport = FlowerTransport(folder)
-    await_sites(
-        transport,
-        names,
-        wait,
-        on_change=lambda here: print_sentence(f"Sites online: {len(here)} of {len(names)}."),
-    )
-    agreement = proposal(folder, transport, plan, names)
-    print_paragraphs(expected_in_words(agreement))
-    _carried_out(folder, transport, agreement, wait)
+    with closing(HttpsMailbox(folder)) as mailbox:
+        await_sites(
+            mailbox,
+            names,
+            wait,
+            on_change=lambda here: print_sentence(f"Sites online: {len(here)} of {len(names)}."),
+        )
+        agreement = proposal(folder, mailbox, plan, names)
+        print_paragraphs(expected_in_words(agreement))
+        _carried_out(folder, mailbox, agreement, wait)
 
 
 @run.command()
@@ -91,12 +92,14 @@ def resume(
 
     A run that is finished only sends its model again, for sites that were away.
     """
-    from dpfedc.deployment.flower.transport import FlowerTransport
+    from dpfedc.deployment.mailbox.https_operator import HttpsMailbox
     from dpfedc.deployment.runs import stored_agreement
     from dpfedc.deployment.server_folder import ServerFolder
 
     folder = ServerFolder.open(server)
-    _carried_out(folder, FlowerTransport(folder), stored_agreement(folder, start), wait)
+    agreement = stored_agreement(folder, start)
+    with closing(HttpsMailbox(folder)) as mailbox:
+        _carried_out(folder, mailbox, agreement, wait)
 
 
 def expected_in_words(agreement: Agreement) -> list[str]:
@@ -112,39 +115,49 @@ def expected_in_words(agreement: Agreement) -> list[str]:
 
 
 def _carried_out(
-    folder: ServerFolder, transport: FlowerTransport, agreement: Agreement, wait: float
+    folder: ServerFolder, mailbox: HttpsMailbox, agreement: Agreement, wait: float
 ) -> None:
     from dpfedc.deployment.coordinator import Coordinator
-    from dpfedc.deployment.runs import acceptances, judged, publish, run_folder
+    from dpfedc.deployment.heads import KeptHeads
+    from dpfedc.deployment.runs import LOCK, acceptances, judged, publish, run_folder
     from dpfedc.report.folder import CENTERS_NAME, write_page
     from dpfedc.report.output_files import centers_table
     from dpfedc.report.promise import privacy_paragraphs, verdict_paragraphs
     from dpfedc.whole_files import locked, write_whole
 
     path, short = run_folder(folder, agreement), agreement.digest[:12]
-    with locked(path / "lock", refusal=f"run {short} is under way in another process"):
+    heads = KeptHeads(folder.path)
+    with locked(path / LOCK, refusal=f"run {short} is under way in another process"):
         print_sentence(
             f"Run {short}: {agreement.name}, {len(agreement.sites)} sites, "
             f"{agreement.plan.n_rounds} rounds, epsilon {agreement.epsilon:g}."
         )
-        acceptances(transport, agreement, wait, on_change=_say_acceptances(agreement))
-        with round_progress(transport) as on_event:
+        say = _say_acceptances(agreement)
+        acceptances(mailbox, agreement, wait, folder=path, heads=heads, on_change=say)
+        log = RoundLog()
+        mailbox.on_delivery = log.add
+        mailbox.most_answer = agreement.max_message_bytes
+        with log.shown() as on_event:
             finished = Coordinator(
-                agreement, transport, path, key=folder.receipt_key, on_event=on_event
+                agreement, mailbox, path, key=folder.receipt_key, heads=heads, on_event=on_event
             ).run()
+        log.print_summary()
         try:
             with waiting("Rehearsing, for a verdict"):
                 finished = judged(agreement, finished, path)
         except (DPFedCError, ValueError, ArithmeticError, MemoryError) as error:
             # The run is paid for: its model must reach the sites whatever a rehearsal does.
             print_sentence(f"No verdict could be found: {error}", style="red")
-        have = publish(transport, agreement, path)
+        have = publish(mailbox, agreement, path)
     write_whole(path / CENTERS_NAME, centers_table(finished.model))
     page = write_page(path)
     print_paragraphs(
         [*verdict_paragraphs(finished.record.results), *privacy_paragraphs(finished.record)]
     )
     print_sentence(f"Sites that have the model: {', '.join(sorted(have)) or 'none'}.")
+    away = sorted({site.name for site in agreement.sites} - have)
+    if away:
+        print_sentence(f"For {', '.join(away)}, later: dpfedc run resume --server {folder.path}")
     print_path("Results", path)
     print_path("Report", page)
 
@@ -159,44 +172,104 @@ def _say_acceptances(agreement: Agreement) -> Callable[[set[str], object], None]
     return say
 
 
-@contextmanager
-def round_progress(transport: FlowerTransport) -> Iterator[Callable[[RoundEvent], None]]:
-    """Show a bar with the round and its answers on a terminal, and a line per round elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+class RoundLog:
+    """Who answered how fast and what it cost: each round as it goes, and all of them at the end."""
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda event: print_sentence(_round_line(event)) if event.done else None
-        return
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console
-    ) as progress:
-        task, shown, answers = progress.add_task("Rounds"), [""], set[str]()
+    def __init__(self) -> None:
+        self._round: dict[str, list[Delivery]] = {}
+        self._all: dict[str, list[Delivery]] = {}
+        self._refresh: Callable[[], None] = lambda: None
 
-        def show() -> None:
-            progress.update(task, description=f"{shown[0]}, {len(answers)} answers")
+    def add(self, delivery: Delivery) -> None:
+        """Take up an answer."""
+        self._round.setdefault(delivery.site, []).append(delivery)
+        self._all.setdefault(delivery.site, []).append(delivery)
+        self._refresh()
 
-        def on_answer(name: str) -> None:
-            answers.add(name)
-            show()
+    @contextmanager
+    def shown(self) -> Iterator[Callable[[RoundEvent], None]]:
+        """Show a bar with the round and its answers on a terminal, and a line per round elsewhere.
 
-        def on_event(event: RoundEvent) -> None:
-            answers.clear()
-            shown[0] = f"{event.stage} {event.t}/{event.n_rounds}, {len(event.asked)} sites"
-            progress.update(task, total=event.total, completed=event.number - (not event.done))
-            show()
-            if event.done and (event.refused or event.silent):
-                progress.console.print(_round_line(event), markup=False, highlight=False)
+        What came before, such as acceptances, is not counted.
+        """
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        transport.on_answer = on_answer
-        yield on_event
+        self._all.clear()
+        console = Console(stderr=True)
+        if not console.is_terminal:
+
+            def on_line(event: RoundEvent) -> None:
+                if event.done:
+                    print_sentence(self._line(event))
+                self._round.clear()
+
+            yield on_line
+            return
+        with Progress(
+            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console
+        ) as progress:
+            task, what = progress.add_task("Rounds"), [""]
+
+            def refresh() -> None:
+                progress.update(task, description=f"{what[0]}, {len(self._round)} answers")
+
+            def on_event(event: RoundEvent) -> None:
+                if event.done and (event.refused or event.silent or event.notes):
+                    progress.console.print(self._line(event), markup=False, highlight=False)
+                self._round.clear()
+                what[0] = f"{event.stage} {event.t}/{event.n_rounds}, {len(event.asked)} sites"
+                progress.update(task, total=event.total, completed=event.number - (not event.done))
+                refresh()
+
+            self._refresh = refresh
+            yield on_event
+            self._refresh = lambda: None
+
+    def _line(self, event: RoundEvent) -> str:
+        parts = [f"{len(event.answered)} of {len(event.asked)} sites answered{self._cost()}"]
+        parts += [f"{name} refused ({reason})" for name, reason in event.refused.items()]
+        if event.silent:
+            parts.append(f"silent: {', '.join(event.silent)}")
+        parts += event.notes
+        if event.lost:
+            parts.append("it is lost, and the run goes on without it")
+        where = f"Round {event.number} of {event.total} ({event.stage} {event.t}/{event.n_rounds})"
+        return f"{where}: {'; '.join(parts)}."
+
+    def _cost(self) -> str:
+        """Return what this round took, and who was the last."""
+        if not self._round:
+            return ""
+        seconds = {s: sum(d.seconds for d in found) for s, found in self._round.items()}
+        last = max(seconds, key=lambda site: seconds[site])
+        deliveries = [delivery for found in self._round.values() for delivery in found]
+        sent = sum(delivery.n_sent for delivery in deliveries)
+        received = sum(delivery.n_received for delivery in deliveries)
+        return (
+            f" in {seconds[last]:.2f} s (the last was {last}), {_size(sent)} out, "
+            f"{_size(received)} in"
+        )
+
+    def print_summary(self) -> None:
+        """Print what each site took and sent, over all rounds."""
+        if not self._all:
+            return
+        rows = []
+        for site, deliveries in sorted(self._all.items()):
+            seconds = sorted(delivery.seconds for delivery in deliveries)
+            rows.append(
+                (
+                    site,
+                    len(deliveries),
+                    f"{seconds[len(seconds) // 2]:.2f}",
+                    f"{seconds[-1]:.2f}",
+                    _size(sum(delivery.n_sent for delivery in deliveries)),
+                    _size(sum(delivery.n_received for delivery in deliveries)),
+                )
+            )
+        print_table(("site", "answers", "median s", "longest s", "sent to it", "received"), rows)
 
 
-def _round_line(event: RoundEvent) -> str:
-    parts = [f"{len(event.answered)} of {len(event.asked)} sites answered"]
-    parts += [f"{name} refused ({reason})" for name, reason in event.refused.items()]
-    if event.silent:
-        parts.append(f"silent: {', '.join(event.silent)}")
-    where = f"Round {event.number} of {event.total} ({event.stage} {event.t}/{event.n_rounds})"
-    return f"{where}: {'; '.join(parts)}."
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.1f} kB"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dpfedc.cli.console import print_paragraphs, print_path, print_sentence, print_table
 from dpfedc.cli.options import count_option, flag_option
+
+if TYPE_CHECKING:
+    from dpfedc.deployment.server_folder import ServerFolder
 
 server = typer.Typer(
     name="server",
@@ -18,58 +22,67 @@ server = typer.Typer(
 )
 
 _Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's folder.")]
+_Hosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="A host name or IP address by which sites reach this machine. Repeat it for more.",
+        show_default=False,
+    ),
+]
+_SOON_DAYS = 60
 
 
 @server.command()
 def init(
     folder: _Folder,
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="A host name or IP address by which sites reach this machine. Repeat it for more.",
-            show_default=False,
-        ),
-    ] = None,
+    host: _Hosts = None,
     listen: Annotated[
         str, typer.Option(metavar="ADDRESS", help="The address to listen on.")
     ] = "0.0.0.0",
     port: Annotated[int, count_option("The port to listen on.")] = 8470,
-    insecure: Annotated[
-        bool,
-        flag_option(
-            "--insecure", "Do not encrypt. For trials; --listen must be a loopback address."
+    signed_port: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="A second port, for sites whose proxy opens TLS: their calls are signed one by "
+            "one. 0: none.",
         ),
-    ] = False,
+    ] = 0,
 ) -> None:
-    """Make the folder of a new server: a certificate authority, a certificate, keys, settings.
+    """Make the folder of a new server: a certificate authority, certificates, keys, settings.
 
     Sites need ca.crt from it, and nothing else. All that ends in .key must stay private.
     """
     from dpfedc.deployment.server_folder import ServerFolder
 
     made = ServerFolder.create(
-        folder, hosts=host or (), listen=listen, port=port, insecure=insecure
+        folder, hosts=host or (), listen=listen, port=port, signed_port=signed_port
     )
     print_path("Server", made.path)
     print_path("For the sites", made.path / "ca.crt")
-    if not host and not insecure:
+    if not host:
         print_sentence("No --host was given: only sites on this machine can connect.")
 
 
 @server.command()
 def start(folder: _Folder) -> None:
     """Serve enrolled sites until interrupted. Runs are started with `dpfedc run start`."""
-    from dpfedc.deployment.flower.fleet_server import serve
+    from dpfedc.deployment.mailbox.https_server import serve
     from dpfedc.deployment.server_folder import ServerFolder
+    from dpfedc.whole_files import locked
 
     opened = ServerFolder.open(folder)
 
     def on_ready() -> None:
-        how = "WITHOUT encryption" if opened.insecure else "with TLS"
-        print_sentence(f"Listening on {opened.listen} port {opened.port}, {how}.")
+        also = f", and port {opened.signed_port} for signed calls" if opened.signed_port else ""
+        print_sentence(f"Listening on {opened.listen} port {opened.port}, with TLS{also}.")
+        for words in _ending(opened):
+            print_sentence(words)
 
-    serve(opened, on_ready=on_ready)
+    with locked(folder / "lock", refusal=f"another process serves {folder} already"):
+        serve(opened, on_ready=on_ready)
 
 
 @server.command()
@@ -83,68 +96,143 @@ def enrol(
         typer.Option(
             metavar="NAME",
             help="The site's name, the one in its site.toml.",
-            show_default="the name that site.pub ends with",
+            show_default="the name that site.pub is made out to",
         ),
     ] = None,
 ) -> None:
-    """Admit a site. Compare the fingerprint with the site's operator, by telephone for example."""
-    from dpfedc.deployment.keys import fingerprint
-    from dpfedc.deployment.server_folder import ServerFolder
-    from dpfedc.errors import InvalidInput
+    """Admit a site. Compare the fingerprint with the site's operator, by telephone for example.
 
-    opened = ServerFolder.open(folder)
-    line = key.read_text(encoding="utf-8", errors="replace")
-    words = line.split()
-    if name is None and len(words) != 3:
-        raise InvalidInput(f"--name must be given: {key} does not end with one")
-    chosen = words[2] if name is None else name
-    opened.enrol(chosen, line)
-    _admit(opened.path)
-    print_sentence(f"Enrolled {chosen}, key {fingerprint(line)}.")
+    The site.pub of `dpfedc site rotate-key` takes the place of the one that is enrolled. A server
+    that runs takes it up at once.
+    """
+    from dpfedc.deployment.keys import fingerprint, read_certificate
+    from dpfedc.deployment.server_folder import ServerFolder
+
+    text = key.read_text(encoding="ascii", errors="replace")
+    chosen = ServerFolder.open(folder).enrol(text, name)
+    print_sentence(f"Enrolled {chosen}, key {fingerprint(read_certificate(text.encode()))}.")
 
 
 @server.command()
 def remove(
     folder: _Folder,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The site's name.")],
+    forget_ledger: Annotated[
+        bool,
+        flag_option(
+            "--forget-ledger",
+            "Also forget what was seen of its ledger: if its key was stolen, the thief may have "
+            "said it. A ledger put back from a backup then goes unseen once.",
+        ),
+    ] = False,
 ) -> None:
-    """Stop admitting a site, for example because its key was lost."""
+    """Stop admitting a site, for example because its key was lost. Its connections are cut."""
+    from dpfedc.deployment.heads import KeptHeads
     from dpfedc.deployment.server_folder import ServerFolder
 
     ServerFolder.open(folder).remove(name)
-    _admit(folder)
+    if forget_ledger:
+        KeptHeads(folder).forget(name)
     print_sentence(f"Removed {name}.")
 
 
 @server.command()
-def status(folder: _Folder) -> None:
-    """Show which sites are enrolled and online, and where the runs stand."""
-    from dpfedc.deployment.flower.store import Store
-    from dpfedc.deployment.keys import fingerprint
-    from dpfedc.deployment.runs import name_of, standing
+def renew(folder: _Folder, host: _Hosts = None) -> None:
+    """Make new certificates for the server and its operator. Nothing changes for the sites.
+
+    With --host the server is reached by these names from now on. A server that runs takes them up
+    at once, and no run is disturbed.
+    """
+    from dpfedc.deployment.certificates import days_left
     from dpfedc.deployment.server_folder import ServerFolder
 
     opened = ServerFolder.open(folder)
-    nodes = Store(opened).nodes()
-    how = "not encrypted" if opened.insecure else "TLS"
-    print_paragraphs([f"Server: {opened.listen} port {opened.port}, {how}."])
-    rows = [
-        (name, fingerprint(line), "online" if nodes[name].online else "-")
-        for name, line in opened.enrolled().items()
-    ]
-    print_table(("site", "key", "state"), rows)
-    runs = sorted(opened.runs.glob("*/agreement.json"), key=lambda file: file.stat().st_mtime)
-    if runs:
-        paths = [file.parent for file in runs]
-        print_table(
-            ("run", "name", "state"),
-            [(path.name[:12], name_of(path), standing(path)) for path in paths],
-        )
+    opened.renew(host or ())
+    print_sentence(f"Renewed, for {days_left(opened.certificate_files[0])} days.")
 
 
-def _admit(folder: Path) -> None:
-    """Let a running server know at once."""
-    from dpfedc.deployment.flower.store import Store
+@server.command()
+def status(
+    folder: _Folder, as_json: Annotated[bool, flag_option("--json", "Print it as JSON.")] = False
+) -> None:
+    """Show which sites are enrolled and online, who was turned away, and where the runs stand."""
     from dpfedc.deployment.server_folder import ServerFolder
 
-    Store(ServerFolder.open(folder))
+    opened = ServerFolder.open(folder)
+    content = _status(opened)
+    if as_json:
+        print(json.dumps(content, indent=1))
+        return
+    running = content["running"]
+    how = "with TLS" if running else "NOT RUNNING (dpfedc server start)"
+    print_paragraphs([f"Server: {opened.listen} port {opened.port}, {how}."])
+    rows = [
+        (name, site["key"], "online" if site["online"] else "-")
+        for name, site in content["sites"].items()
+    ]
+    print_table(("site", "key", "state"), rows)
+    for file in content["unreadable"]:
+        print_sentence(f"{file} holds no good certificate, and admits nobody.", style="red")
+    if content["runs"]:
+        print_table(
+            ("run", "name", "state"),
+            [(run["run"][:12], run["name"], run["state"]) for run in content["runs"]],
+        )
+    if running and running["refused"]["callers"]:
+        print_sentence(f"Turned away since the start: {running['refused']['callers']:,} callers.")
+        for entry in running["refused"]["last"]:
+            who = entry.get("caller") or entry["address"]
+            print_sentence(f"{entry['at']} {who}: {entry['reason']}")
+    for words in _ending(opened):
+        print_sentence(words)
+
+
+def _status(folder: ServerFolder) -> dict[str, Any]:
+    """Return what there is to know, as plain values."""
+    from dpfedc.deployment.certificates import days_left
+    from dpfedc.deployment.keys import fingerprint
+    from dpfedc.deployment.mailbox.https_operator import HttpsMailbox
+    from dpfedc.deployment.mailbox.mailbox import ConnectionLost
+    from dpfedc.deployment.runs import name_of, standing
+
+    mailbox = HttpsMailbox(folder)
+    running: dict[str, Any] | None = None
+    try:
+        running = mailbox.status()
+    except ConnectionLost:
+        running = None
+    finally:
+        mailbox.close()
+    online = {} if running is None else running.pop("online")
+    sites, bad = folder.certificates()
+    files = sorted(folder.runs.glob("*/agreement.json"), key=lambda file: file.stat().st_mtime)
+    return {
+        "listen": folder.listen,
+        "port": folder.port,
+        "signed_port": folder.signed_port,
+        "certificate_days_left": days_left(folder.certificate_files[0]),
+        "running": running,
+        "sites": {
+            name: {"key": fingerprint(certificate), "online": bool(online.get(name))}
+            for name, certificate in sites.items()
+        },
+        "unreadable": bad,
+        "runs": [
+            {
+                "run": file.parent.name,
+                "name": name_of(file.parent),
+                "state": standing(file.parent),
+            }
+            for file in files
+        ],
+    }
+
+
+def _ending(folder: ServerFolder) -> list[str]:
+    """Return a warning if the server's certificate ends soon."""
+    from dpfedc.deployment.certificates import days_left
+
+    left = days_left(folder.certificate_files[0])
+    if left > _SOON_DAYS:
+        return []
+    return [f"The server's certificate ends in {left} days: dpfedc server renew {folder.path}"]

@@ -48,13 +48,17 @@ def init(
     cap_epsilon: CapEpsilon,
     cap_delta: CapDelta,
     ca: Annotated[
+        Path, typer.Option(metavar="FILE", help="The server's ca.crt.", show_default=False)
+    ],
+    proxy_ca: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The server's ca.crt.", show_default=False),
+        typer.Option(
+            metavar="FILE",
+            help="The authority of a proxy that opens TLS on the way to the server. --server then "
+            "names the server's port for signed calls.",
+            show_default="there is none",
+        ),
     ] = None,
-    insecure: Annotated[
-        bool,
-        flag_option("--insecure", "No --ca and no encryption. For a server on this machine only."),
-    ] = False,
     cap_kind: KindOfCap = CapKind.GAUSSIAN,
     holding: Annotated[
         str | None,
@@ -88,7 +92,6 @@ def init(
     Reads the records once and says what is in them; nothing is sent. Then send site.pub to the
     server's operator.
     """
-    from dpfedc.deployment.keys import fingerprint
     from dpfedc.deployment.site_folder import SiteFolder
     from dpfedc.errors import InvalidInput
     from dpfedc.tables.schema import Schema
@@ -96,8 +99,6 @@ def init(
 
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput(f"{folder} must be a new or empty folder, got one with content")
-    if insecure == (ca is not None):
-        raise InvalidInput("either --ca or --insecure must be given, and not both")
     given: dict[str, Any] = {
         "table": table,
         "table_schema": table_schema,
@@ -126,6 +127,7 @@ def init(
         name=name,
         server=server,
         authority=ca,
+        proxy_authority=proxy_ca,
         data=settings,
         records=report.n_records,
         cap=chosen_cap(cap_kind, cap_epsilon, cap_delta),
@@ -139,7 +141,25 @@ def init(
     )
     public = made.path / "site.pub"
     print_path("Send to the server's operator", public)
-    print_sentence(f"Its fingerprint: {fingerprint(public.read_text(encoding='utf-8'))}")
+    print_sentence(f"Its fingerprint: {_fingerprint(public)}")
+
+
+def rotate_key(folder: SiteFolderArgument) -> None:
+    """Make a new key for the site. Its ledger and its runs stay.
+
+    The old key stays in use until the server's operator has enrolled the new site.pub.
+    """
+    from dpfedc.deployment.site_folder import SiteFolder
+
+    opened = SiteFolder.open(folder)
+    public = opened.rotate_key()
+    print_path("Send to the server's operator", public)
+    print_sentence(f"Its fingerprint: {_fingerprint(public)}")
+    print_sentence("The site takes it into use by itself once it is enrolled.")
+    print_sentence(
+        "For sums in secret, send it to the operators of the other sites, too: "
+        f"dpfedc site peers FOLDER --forget {opened.name} --pin site.pub"
+    )
 
 
 def check(
@@ -186,6 +206,12 @@ def check(
             raise InvalidInput(f"{found}{report.n_records:,}; use --declare, or take rows off")
         print_sentence(f"{found}{report.n_records:,}. Who is not declared is left out: --declare.")
     print_sentence(f"{opened.name} declares {opened.records:,} {unit}.")
+
+
+def _fingerprint(public: Path) -> str:
+    from dpfedc.deployment.keys import fingerprint, read_certificate
+
+    return fingerprint(read_certificate(public.read_bytes()))
 
 
 def _declared(source: DataSource, schema: Schema | None) -> DeclaredPersons | None:

@@ -33,6 +33,7 @@ from dpfedc.clustering.method import (
     declares_bound,
 )
 from dpfedc.clustering.run_plan import (
+    MAX_CLUSTERS,
     MAX_ROUNDS,
     MAX_USABLE_NOISE,
     NO_NOISE,
@@ -60,10 +61,10 @@ if TYPE_CHECKING:
     from dpfedc.model_file import ClusterModel
 
 AUTO = ("auto",)
-MAX_STEPS, MAX_CONSTANT, MIN_CLIP_NORM = 10_000, 1e6, 1e-6
+MAX_STEPS, MAX_FACTOR, MIN_CLIP_NORM = 10_000, 1e6, 1e-6
 """Beyond these every round would fail or take hours at a site, and stay charged."""
 SETTINGS: Mapping[str, Setting] = {
-    "n_clusters": whole(8, 1),
+    "n_clusters": whole(8, 1, MAX_CLUSTERS),
     "n_rounds": whole("auto", 1, MAX_ROUNDS, free=AUTO),
     "sites_per_round": whole(None, 1, free=(None,), most="n_sites"),
     "init": anything(None),
@@ -71,7 +72,7 @@ SETTINGS: Mapping[str, Setting] = {
     "scale": flag(True),
     "norm_bound": number("auto", free=AUTO, above=0),
     "feature_ranges": anything(None),
-    "constant_feature": number(0.0, least=0, most=MAX_CONSTANT),
+    "constant_feature": number(0.0, least=0, most=MAX_FACTOR),
     "refine_rounds": whole("auto", 0, MAX_ROUNDS, free=AUTO),
     "subspace": whole("auto", 1, free=(None, "auto"), most="n_features"),
     "nonnegative": flag(False),
@@ -80,13 +81,13 @@ SETTINGS: Mapping[str, Setting] = {
     "extra_steps": whole(None, 0, free=(None,), deployed=False),
     "sampling_probability": number(1.0, above=0, most=1),
     "batch_size": whole(50, 1, deployed=False),
-    "orthogonality": number("auto", free=AUTO, least=0),
+    "orthogonality": number("auto", free=AUTO, least=0, most=MAX_FACTOR),
     "clip_norm": number("auto", free=AUTO, least=MIN_CLIP_NORM, most=1 / MIN_CLIP_NORM),
-    "step": number("auto", free=AUTO, above=0),
+    "step": number("auto", free=AUTO, above=0, most=MAX_FACTOR),
     "momentum": number("auto", free=AUTO, least=0, below=1),
     "gradient_bound": number(None, free=(None,), above=0, deployed=False),
     "n_restarts": whole(1, 1, deployed=False),
-    "cells": whole("auto", 1, 10_000, free=(None, "auto")),
+    "cells": whole("auto", 1, MAX_CLUSTERS, free=(None, "auto")),
 }
 """All that may be set. "auto" and None leave the choice to the plan."""
 CLIP_NORM, STEP = 0.03, 24.0
@@ -319,7 +320,8 @@ def _search(
         return Factorization(choices.n_clusters, n_rounds, **settings)
     from dpfedc.clustering.local_steps import LocalSteps, largest_batch_ratio
 
-    failure = target.delta / 100 if target is not None else 1e-9
+    # A spare round deals its parts again: both attempts together may fail so often.
+    failure = 1e-9 if target is None else target.delta / 100 / (1 + target.spare_rounds)
     ratio = largest_batch_ratio(
         facts.records_per_site, extra, n_rounds, probability=q, failure=failure
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 from dpfedc.clustering.column_spread import column_stages, declared_columns
 from dpfedc.clustering.lloyd import LloydSums
@@ -16,6 +17,7 @@ from dpfedc.clustering.method import (
     declares_bound,
 )
 from dpfedc.clustering.run_plan import (
+    MAX_CLUSTERS,
     MAX_ROUNDS,
     NO_NOISE,
     Federation,
@@ -32,7 +34,7 @@ SHARES = {"bound": 0.01, "ranges": 0.05, "spread": 0.1}
 
 def _settings(n_rounds: int) -> Mapping[str, Setting]:
     return {
-        "n_clusters": whole(8, 1),
+        "n_clusters": whole(8, 1, MAX_CLUSTERS),
         "n_rounds": whole(n_rounds, 1, MAX_ROUNDS),
         "sites_per_round": whole(None, 1, free=(None,), most="n_sites"),
         "init": anything(None),
@@ -53,14 +55,19 @@ class LloydMethod(Method):
         self.name = name
         self.settings = _settings(n_rounds)
 
+    def checked(self, given: Settings, facts: Federation) -> SimpleNamespace:
+        """Return all settings, checked against the public facts and against each other."""
+        choices = super().checked(given, facts)
+        if choices.init is not None:
+            checked_start(choices.init, choices.n_clusters, facts.n_features)
+        return choices
+
     def plan(
         self, given: Settings, facts: Federation, target: Target, privacy: Plan = None
     ) -> RunPlan:
         """Return the stages; with a target every release is charged."""
         choices = self.checked(given, facts)
         k, per_round = choices.n_clusters, choices.sites_per_round or facts.n_sites
-        if choices.init is not None:
-            checked_start(choices.init, k, facts.n_features)
         lloyd = LloydSums(k, choices.n_rounds, sites_per_round=per_round)
         columns = []
         if facts.layout is not None:

@@ -90,6 +90,13 @@ class Method(ABC):
                 f"got {', '.join(map(str, given))}"
             )
 
+    def work_per_record(self, given: Settings, facts: Federation) -> float:
+        """Return about how many multiplications one record takes in a round."""
+        choices = vars(self.checked(given, facts))
+        cells = choices.get("cells")
+        k = max(choices["n_clusters"], cells if isinstance(cells, int) else 0)
+        return float(k * (facts.n_features + k * choices.get("membership_steps", 1)))
+
     @abstractmethod
     def plan(
         self, given: Settings, facts: Federation, target: Target, privacy: Plan = None
@@ -200,8 +207,9 @@ def checked_ranges(ranges: Any, n_features: int) -> Float:
     expected = f"finite numbers of shape ({n_features}, 2) with least < largest in every row"
     try:
         values = np.asarray(ranges, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"feature_ranges must hold {expected}, got {ranges!r}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        got = repr(ranges)[:80]
+        raise InvalidInput(f"feature_ranges must hold {expected}, got {got}") from error
     if values.shape != (n_features, 2):
         raise InvalidInput(f"feature_ranges must hold {expected}, got shape {values.shape}")
     wrong = ~(np.isfinite(values).all(axis=1) & (values[:, 0] < values[:, 1]))
@@ -216,9 +224,9 @@ def checked_start(init: Any, n_clusters: int, n_features: int) -> Float:
     expected = (n_clusters, n_features)
     try:
         start = np.asarray(init, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidInput(
-            f"init must be None or an array of shape {expected}, got {init!r}"
+            f"init must be None or an array of shape {expected}, got {repr(init)[:80]}"
         ) from error
     if start.shape != expected:
         raise InvalidInput(f"init must have shape {expected}, got {start.shape}")

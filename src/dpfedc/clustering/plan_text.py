@@ -149,6 +149,8 @@ def _who(stage: Stage, facts: Federation, privacy: PrivacyPlan | None) -> str:
     n_rounds, n_sites = stage.n_rounds, facts.n_sites
     per_round = stage.taking_part(n_sites)
     rounds = counted(n_rounds, "round").capitalize()
+    if privacy is not None and privacy.of_stage(stage.name).spare_rounds:
+        rounds += ", and one more if it is lost,"
     if n_sites == 1:
         return f"{rounds} at the one site"
     if per_round == n_sites:

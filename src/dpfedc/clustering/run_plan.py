@@ -18,6 +18,8 @@ from dpfedc.tables.layout import Layout
 NO_NOISE = "no noise was added: not private"
 MAX_ROUNDS = 100_000
 """Of one stage: planning and paying for more would keep a site busy before anyone accepts."""
+MAX_CLUSTERS = 10_000
+"""More are no summary of anything, and memberships in them would fill a site's memory."""
 MAX_USABLE_NOISE = 0.7
 """Above this noise ratio results are poor, and a subspace is worth its price."""
 
@@ -64,6 +66,12 @@ class RunPlan:
         """Return the number of rounds of all stages."""
         return sum(stage.n_rounds for stage in self.stages)
 
+    @property
+    def spare_rounds(self) -> Mapping[str, int]:
+        """Return how many more rounds each stage may have in place of lost ones."""
+        releases = () if self.privacy is None else self.privacy.releases
+        return {release.stage: release.spare_rounds for release in releases}
+
     def hopeless(self, facts: Federation) -> str:
         """Return why the run must fail whatever the records are, or "" if it need not."""
         reasons = (stage.hopeless(facts.n_records) for stage in self.stages)
@@ -71,14 +79,18 @@ class RunPlan:
 
 
 def planned_releases(
-    stages: Sequence[Stage], facts: Federation
-) -> list[tuple[str, int, int, int, float]]:
-    """Return for each stage its name, rounds, sites in a round, a site's rounds at most, and q."""
+    stages: Sequence[Stage], facts: Federation, spare_rounds: int = 0
+) -> list[tuple[str, int, int, int, float, int]]:
+    """Return for each stage its name, rounds, sites in a round, a site's rounds at most, q, spares.
+
+    Only a stage of one round has spare ones: one of many can do without a round that is lost.
+    """
     found = []
     for stage in stages:
-        per_round = stage.taking_part(facts.n_sites)
-        most = most_rounds_of_a_site(facts.n_sites, per_round, stage.n_rounds)
-        found.append((stage.name, stage.n_rounds, per_round, most, stage.sampling_probability))
+        per_round, n_rounds = stage.taking_part(facts.n_sites), stage.n_rounds
+        spare = spare_rounds if n_rounds == 1 else 0
+        most = most_rounds_of_a_site(facts.n_sites, per_round, n_rounds + spare)
+        found.append((stage.name, n_rounds, per_round, most, stage.sampling_probability, spare))
     return found
 
 
@@ -98,8 +110,10 @@ def private_stages(
     """
     if privacy is None:
         budgets = tuple(
-            StageBudget(name, n_rounds, per_round, most, shares[name], q)
-            for name, n_rounds, per_round, most, q in planned_releases(stages, facts)
+            StageBudget(name, n_rounds, per_round, most, shares[name], q, spare)
+            for name, n_rounds, per_round, most, q, spare in planned_releases(
+                stages, facts, target.spare_rounds
+            )
         )
         privacy = calibrated_plan(
             budgets,

@@ -162,6 +162,10 @@ class Stage(ABC):
         """Return how many of the sites take part in a round."""
         return self.sites_per_round or n_sites
 
+    def turn(self, t: int) -> int:
+        """Return which of the stage's own rounds round t is: a spare one stands for the last."""
+        return min(t, self.n_rounds)
+
     def starts(self, known: Known, n_features: int) -> Known:
         """Return the arrays that `start` adds to the state."""
         return {}
@@ -261,5 +265,6 @@ def contributed(
     stage: Stage, batch: SiteBatch, state: State, t: int, gate: Sampler, randomness: Randomness
 ) -> Part:
     """Return what a batch of sites contributes to a round, of the records that the gate samples."""
-    sample = gate.sample(batch, stage=stage.name, t=t, n_parts=stage.n_parts(t))
-    return stage.local(batch, state, t, sample, randomness), batch, sample
+    turn = stage.turn(t)
+    sample = gate.sample(batch, stage=stage.name, t=t, n_parts=stage.n_parts(turn))
+    return stage.local(batch, state, turn, sample, randomness), batch, sample

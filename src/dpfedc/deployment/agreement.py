@@ -20,11 +20,26 @@ import numpy.typing as npt
 from dpfedc.clustering.registry import method_named, proved_methods
 from dpfedc.clustering.run_plan import Federation, RunPlan, planned_releases
 from dpfedc.clustering.stage import Entry, Public, State
+from dpfedc.deployment.bounded_json import bounded_json
 from dpfedc.deployment.exchanges import Exchange, exchanges
-from dpfedc.deployment.messages import MAX_HEAD, digest, require_hex
+from dpfedc.deployment.keys import SITE_NAME, mark_of
+from dpfedc.deployment.limits import (
+    MAX_FEATURES,
+    MAX_RECORDS,
+    MAX_SECONDS,
+    MAX_SITES,
+    MAX_WORDS,
+    MIN_BOUND,
+    require_countable,
+    require_short,
+    require_workable,
+)
+from dpfedc.deployment.messages import MAX_HEAD, OtherVersion, digest, require_hex
+from dpfedc.deployment.secure_aggregation.circle import Circle
+from dpfedc.deployment.secure_steps import MAX_WORDS_OF_A_PEER
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.accountant import guarantee, plan_epsilon
-from dpfedc.privacy.exact_sums import LARGEST_SUM, SENSITIVITY, noise_in_units
+from dpfedc.privacy.exact_sums import noise_in_units
 from dpfedc.privacy.noise import SIMULATED
 from dpfedc.privacy.privacy_plan import PrivacyPlan
 from dpfedc.privacy.schedule import cohorts
@@ -39,35 +54,37 @@ from dpfedc.settings import (
 )
 from dpfedc.tables.schema import Schema
 
-FORMAT = "dpfedc-agreement-3"
+FORMAT = "dpfedc-agreement-5"
 """A version of its own: it changes with what an agreement means, not with the package."""
 NOISES = ("secure", "simulated")
-MIN_BOUND = 1e-100
-"""Lengths beyond it, either way, cannot be squared: every round would fail, and stay charged."""
+DEPLOYED_TRUSTS = ("local", "secure-aggregation")
 ROUNDING = 1e-3
 """By this part a noise multiplier may differ from a site's own: computers round differently, and
 the search for it goes in steps."""
-MAX_RECORDS = LARGEST_SUM // SENSITIVITY - 1
-"""Of all sites together: exact sums over more could wrap around."""
-MAX_SECONDS = 7 * 24 * 3600
 
 
 @dataclass(frozen=True)
 class Site:
     """A site as everyone knows it: its name, how many records it declares, its key's fingerprint.
 
-    The number of records is public, and counts null ones.
+    The number of records is public, and counts null ones. With the `signing_key`, an Ed25519 public
+    key, other sites verify what it says in secure aggregation.
     """
 
     name: str
     n_records: int
     key: str | None = None
+    signing_key: str | None = None
 
     def __post_init__(self) -> None:
         require_name("a site's name", self.name)
         require_integer("n_records", self.n_records, least=1, most=MAX_RECORDS)
         if self.key is not None:
             require_name("a site's key", self.key)
+        if self.signing_key is not None:
+            require_hex("a site's signing_key", self.signing_key, 32)
+            if self.key not in (None, mark_of(self.signing_key)):
+                raise InvalidInput(f"the signing_key of {self.name} must be of its key {self.key}")
 
 
 @dataclass(frozen=True)
@@ -76,7 +93,9 @@ class Agreement:
 
     `seed` is public: it decides who takes part when and where the search starts, and with simulated
     noise everything else. `deadline` is in seconds for each round; a round with fewer than
-    `min_answers` answers ends the run. `receipt_key` is the coordinator's public Ed25519 key.
+    `min_answers` answers ends the run, but for one that is lost for good: the run goes on without
+    it, or with a spare one that the privacy plan has. `receipt_key` is the coordinator's public
+    Ed25519 key.
     """
 
     name: str
@@ -100,10 +119,14 @@ class Agreement:
             require_name(name, getattr(self, name))
         require_hex("receipt_key", self.receipt_key, 32)
         require_choice("method", self.method, proved_methods())
+        require_short("sites", self.sites, MAX_SITES)
+        require_short("features", self.features, MAX_FEATURES)
         if not isinstance(self.settings, Mapping):
-            raise InvalidInput(f"settings must be a table, got {self.settings!r}")
-        method_named(self.method).require_deployed(self.settings)
-        require_integer("n_clusters", self.settings.get("n_clusters"), least=1)
+            raise InvalidInput("settings must be a table, got something else")
+        method = method_named(self.method)
+        method.require_deployed(self.settings)
+        if "n_clusters" not in self.settings:
+            raise InvalidInput("n_clusters must be among the settings, got none")
         try:
             settings = json.loads(json.dumps(dict(self.settings), allow_nan=False))
         except (TypeError, ValueError) as error:
@@ -112,18 +135,55 @@ class Agreement:
         self._check_features()
         names = [site.name for site in self.sites]
         if not names or len(set(names)) != len(names):
-            raise InvalidInput(f"sites must have names of their own, got {', '.join(names)}")
+            raise InvalidInput("sites must have names of their own, got some twice or none")
         require_epsilon(self.epsilon)
         require_choice("noise", self.noise, NOISES)
         require_integer("seed", self.seed, least=0, most=2**63 - 1)
         require_number("deadline", self.deadline, above=0, most=MAX_SECONDS)
-        if self.privacy.trust != "local":
-            raise InvalidInput(
-                "trust must be local for separate sites (each adds its own noise), "
-                f"got {self.privacy.trust}"
-            )
+        require_choice("trust of separate sites", self.privacy.trust, DEPLOYED_TRUSTS)
+        require_countable(self.privacy, len(self.sites))
+        if self.is_masked:
+            self._check_masks()
         least = min(release.sites_per_round for release in self.privacy.releases)
         require_integer("min_answers", self.min_answers, least=1, most=least)
+        method.checked(self.settings, self.facts)
+
+    @property
+    def is_masked(self) -> bool:
+        """Return whether uploads are hidden from the server, which learns their sum alone."""
+        return self.privacy.trust == "secure-aggregation"
+
+    def _check_masks(self) -> None:
+        """Refuse what secure aggregation cannot keep secret."""
+        if self.noise != "secure":
+            raise InvalidInput(f"noise must be secure for secure aggregation, got {self.noise}")
+        keys = {site.signing_key for site in self.sites}
+        if None in keys or len(keys) < len(self.sites):
+            raise InvalidInput(
+                "each site must have a signing_key of its own for secure aggregation"
+            )
+        for site in self.sites:  # their names stand in commands, and beside keys to be compared
+            if not SITE_NAME.fullmatch(site.name):
+                raise InvalidInput(
+                    "a site's name must be 1 to 64 letters, digits, '.', '_' or '-' for secure "
+                    f"aggregation, got {site.name!r}"
+                )
+        if self.privacy.min_survivors is None:
+            raise InvalidInput("min_survivors must be a number for secure aggregation, got none")
+        for release in self.privacy.releases:
+            self._circle(tuple(range(release.sites_per_round)))
+
+    def _circle(self, sites: tuple[int, ...]) -> Circle:
+        survivors = min(self.privacy.min_survivors or 0, len(sites))
+        return Circle(sites, survivors, self.privacy.colluding_sites)
+
+    def circle(self, stage: str, t: int) -> Circle:
+        """Return who shares secrets with whom in round t of a stage (secure aggregation)."""
+        return self._circle(tuple(self.cohort(stage, t).tolist()))
+
+    def least_answers(self, n_asked: int) -> int:
+        """Return how many answers a round of so many sites needs."""
+        return min(self.privacy.min_survivors or 0, n_asked) if self.is_masked else self.min_answers
 
     def _check_features(self) -> None:
         for feature in self.features:
@@ -151,19 +211,19 @@ class Agreement:
     def from_json(cls, text: str) -> Agreement:
         """Read what `to_json` wrote; anything else is refused."""
         try:
-            content = dict(json.loads(text))
+            content = dict(bounded_json(text, most=MAX_WORDS))
             got = content.pop("format")
             if got != FORMAT:
-                raise InvalidInput(f"its format must be {FORMAT}, got {str(got)[:80]!r}")
+                raise OtherVersion("an agreement", repr(str(got)[:80]), FORMAT)
             content["sites"] = tuple(Site(**site) for site in content["sites"])
             content["features"] = tuple(content["features"])
             content["privacy"] = PrivacyPlan.from_json(json.dumps(content["privacy"]))
             if content["schema"] is not None:
                 content["schema"] = Schema.from_content(content["schema"])
             agreement = cls(**content)
-        except (
-            ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
-        ) as error:  # fmt: skip
+        except OtherVersion:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise InvalidInput(f"not an agreement: {error}") from error
         if agreement.to_json() != text.strip():
             raise InvalidInput("an agreement must be written in its canonical form")
@@ -203,16 +263,24 @@ class Agreement:
             self.settings, self.facts, self.target, privacy=self.privacy
         )
         got = [
-            (r.stage, r.n_rounds, r.sites_per_round, r.rounds_per_site, r.sampling_probability)
+            (
+                r.stage,
+                r.n_rounds,
+                r.sites_per_round,
+                r.rounds_per_site,
+                r.sampling_probability,
+                r.spare_rounds,
+            )
             for r in self.privacy.releases
         ]
+        due = planned_releases(plan.stages, self.facts, self.target.spare_rounds)
         agreed = (self.privacy.n_sites, self.privacy.spare_delta)
-        if got != planned_releases(plan.stages, self.facts) or agreed != (len(self.sites), 0):
+        if got != due or agreed != (len(self.sites), 0):
             raise InvalidInput("the privacy plan must be the one that follows from the settings")
         if self.noise == "secure":
             require_integer("n_records", self.facts.n_records, least=1, most=MAX_RECORDS)
             for release in self.privacy.releases:
-                noise_in_units(release.noise_multiplier)
+                noise_in_units(self.privacy.noise_of_site(release.stage))
         return plan
 
     def verified(self) -> str:
@@ -221,6 +289,7 @@ class Agreement:
         The noise must be what this very code would have chosen, up to rounding, and keep epsilon by
         its own accountant. This takes seconds; accepting the digest makes it good for all requests.
         """
+        _ = self.exchanges  # what is beyond bounds, or not the plan of the settings, ends here
         own = method_named(self.method).plan(self.settings, self.facts, self.target).privacy
         for stage in self.plan.stages:
             name = stage.name
@@ -246,20 +315,31 @@ class Agreement:
         """Return what the run may spend."""
         plan = self.privacy
         return PrivacyTarget(
-            self.epsilon, plan.delta, unit=plan.unit, sites_per_person=plan.sites_per_person
+            self.epsilon,
+            plan.delta,
+            trust=plan.trust,
+            min_survivors=plan.min_survivors,
+            colluding_sites=plan.colluding_sites,
+            unit=plan.unit,
+            sites_per_person=plan.sites_per_person,
+            spare_rounds=max(release.spare_rounds for release in plan.releases),
         )
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
         """Return what each stage sends and receives."""
         declared = {name: Entry(values.shape) for name, values in self.fixed.items()}
-        return exchanges(self.plan.stages, declared, len(self.features))
+        found = exchanges(self.plan.stages, declared, len(self.features))
+        work = method_named(self.method).work_per_record(self.settings, self.facts)
+        require_workable(found, work, max(site.n_records for site in self.sites))
+        return found
 
     @cached_property
     def max_message_bytes(self) -> int:
         """Return the length of the longest message that the run has any use for."""
         numbers = max(sum(map(math.prod, exchange.shapes)) for exchange in self.exchanges)
-        return 2 * MAX_HEAD + 8 * numbers
+        masks = MAX_WORDS_OF_A_PEER * len(self.sites) if self.is_masked else 0
+        return 2 * MAX_HEAD + 8 * (numbers + masks)
 
     @cached_property
     def declared(self) -> State:
@@ -288,20 +368,24 @@ class Agreement:
     def cohort(self, stage: str, t: int) -> npt.NDArray[np.int64]:
         """Return the numbers of the sites in round t of a stage, by the public schedule."""
         planned = self.exchange(stage).stage
-        require_integer("t", t, least=1, most=planned.n_rounds)
-        rounds = cohorts(planned, len(self.sites), Randomness(self.seed))
+        spare = self.plan.spare_rounds[stage]
+        require_integer("t", t, least=1, most=planned.n_rounds + spare)
+        rounds = cohorts(planned, len(self.sites), Randomness(self.seed), spare_rounds=spare)
         return next(cohort for i, cohort in enumerate(rounds, start=1) if i == t)
 
     def number_of(self, site: str) -> int:
         """Return a site's number in the run."""
-        names = [known.name for known in self.sites]
-        if site not in names:
-            raise InvalidInput(f"site must be one of {', '.join(names)}, got {site!r}")
-        return names.index(site)
+        if site not in self._numbers:
+            raise InvalidInput(f"site must be one of the run's {len(self.sites):,}, got {site!r}")
+        return self._numbers[site]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {site.name: number for number, site in enumerate(self.sites)}
 
 
 def require_name(what: str, value: Any) -> str:
     """Return a short text of printable characters, or say what was expected."""
     if isinstance(value, str) and 0 < len(value) <= 200 and value.isprintable():
         return value
-    raise InvalidInput(f"{what} must be a short text, got {value!r}")
+    raise InvalidInput(f"{what} must be a short text, got {str(value)[:80]!r}")

@@ -9,30 +9,29 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from dpfedc.deployment.messages import checked_head, packed, unpacked
+from dpfedc.deployment.messages import packed, unpacked
 from dpfedc.engine.rounds import Position
 from dpfedc.engine.run_record import RoundRecord
 from dpfedc.errors import InvalidInput
-from dpfedc.privacy.ledger import Head
 from dpfedc.settings import require_integer
 from dpfedc.whole_files import write_whole
 
 CHECKPOINT, REQUESTS = "checkpoint.bin", "requests.json"
-MAX_BYTES = 2**31
+MAX_BYTES, MAX_ARRAYS = 2**31, 1000
+"""Of the coordinator's own file: a state holds more than any one message does."""
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Where a run stands, and the last that was seen of the sites' ledgers."""
+    """Where a run stands."""
 
     run: str
     position: Position
-    heads: Mapping[str, Head] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         """Write the checkpoint in place of the one before."""
@@ -42,7 +41,6 @@ class Checkpoint:
             "run": self.run,
             "stage": at.stage,
             "t": at.t,
-            "heads": {site: [head.n_rows, head.digest] for site, head in self.heads.items()},
             "rounds": [asdict(entry) for entry in at.rounds],
         }
         arrays = {name: np.asarray(values, np.float64) for name, values in at.state.items()}
@@ -54,7 +52,9 @@ class Checkpoint:
         path = folder / CHECKPOINT
         if not path.exists():
             return None
-        head, state = unpacked(path.read_bytes(), most=MAX_BYTES, most_head=MAX_BYTES)
+        head, state = unpacked(
+            path.read_bytes(), most=MAX_BYTES, most_head=MAX_BYTES, most_arrays=MAX_ARRAYS
+        )
         try:
             if head["kind"] != "checkpoint" or head["run"] != run:
                 raise InvalidInput(
@@ -67,21 +67,22 @@ class Checkpoint:
                 state,
                 tuple(RoundRecord(**entry) for entry in head["rounds"]),
             )
-            heads = {site: checked_head(seen) for site, seen in head["heads"].items()}
-            return cls(run, position, heads)
+            return cls(run, position)
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidInput(f"{path} is not a checkpoint: {error}") from error
 
 
-def save_requests(folder: Path, key: str, requests: Mapping[str, bytes]) -> None:
+def save_requests(
+    folder: Path, key: str, requests: Mapping[str, bytes], *, file: str = REQUESTS
+) -> None:
     """Write a round's requests, before the first is sent; `key` says which round's they are."""
     texts = {site: b64encode(data).decode() for site, data in requests.items()}
-    write_whole(folder / REQUESTS, json.dumps({"key": key, "requests": texts}).encode())
+    write_whole(folder / file, json.dumps({"key": key, "requests": texts}).encode())
 
 
-def load_requests(folder: Path, key: str) -> dict[str, bytes] | None:
+def load_requests(folder: Path, key: str, *, file: str = REQUESTS) -> dict[str, bytes] | None:
     """Return the round's requests as they were written, None if they were not."""
-    path = folder / REQUESTS
+    path = folder / file
     if not path.exists():
         return None
     try:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dpfedc.clustering.stage import Entry, Form, Shape, Stage, State, known_to, sent
 from dpfedc.errors import InvalidInput, Refused
-from dpfedc.privacy.exact_sums import BOUND_UNITS, Upload
+from dpfedc.privacy.exact_sums import Upload, unit_of
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,8 @@ class Exchange:
 
     def checked(self, upload: Upload, sensitivity: float, *, exact: bool) -> Upload:
         """Return what a site uploaded, refused unless it has the form of its round."""
-        shape, unit, symmetric = self.form.shape, 1.0, exact and self.form.symmetric
-        if exact:
-            unit = sensitivity / BOUND_UNITS
+        shape, symmetric = self.form.shape, exact and self.form.symmetric
+        unit = unit_of(sensitivity) if exact else 1.0
         if symmetric:
             shape = (shape[0] * (shape[0] + 1) // 2,)
         expected = (shape, "uint64" if exact else "float64", unit, symmetric)

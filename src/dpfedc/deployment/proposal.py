@@ -11,9 +11,10 @@ import numpy as np
 
 from dpfedc.clustering.registry import method_named
 from dpfedc.clustering.run_plan import Federation
-from dpfedc.deployment.agreement import Agreement, Site
+from dpfedc.deployment.agreement import DEPLOYED_TRUSTS, Agreement, Site
+from dpfedc.deployment.secure_aggregation.circle import least_survivors, usual_survivors
 from dpfedc.errors import InvalidInput
-from dpfedc.settings import PrivacyTarget, require_choice
+from dpfedc.settings import PrivacyTarget, require_choice, require_integer
 from dpfedc.tables.schema import Schema
 
 TABLES = {
@@ -21,13 +22,16 @@ TABLES = {
     "privacy": (
         "epsilon",
         "delta",
+        "trust",
+        "min_survivors",
+        "colluding_sites",
         "unit",
         "sites_per_person",
         "noise",
         "norm_bound",
         "feature_ranges",
     ),
-    "rounds": ("rounds", "sites_per_round", "deadline", "min_answers"),
+    "rounds": ("rounds", "sites_per_round", "deadline", "min_answers", "spare_rounds"),
 }
 REQUIRED = ("name", "coordinator", "clusters", "epsilon", "delta")
 SETTINGS = {
@@ -39,6 +43,11 @@ SETTINGS = {
 }
 DEADLINE = 300.0
 """Seconds for a round if the plan does not say."""
+COLLUDING_SITES = 1
+"""That secure aggregation tolerates if the plan does not say: with none, every site could take its
+own share of the noise off again."""
+SPARE_ROUNDS = 1
+"""Of a stage of one round: without it, sites that crash in that round end the run."""
 
 
 def proposed(
@@ -50,14 +59,27 @@ def proposed(
     schema: Schema | None = None,
     epsilon: float,
     delta: float,
+    trust: str = "local",
+    min_survivors: int | None = None,
+    colluding_sites: int = 0,
     unit: str = "record",
     sites_per_person: int = 1,
+    spare_rounds: int = SPARE_ROUNDS,
     **terms: Any,
 ) -> Agreement:
     """Return the agreement on a run, planned here; `terms` are the other fields of an agreement."""
     sizes = np.array([site.n_records for site in sites], dtype=np.int64)
     facts = Federation(len(features), sizes, None if schema is None else schema.layout)
-    target = PrivacyTarget(epsilon, delta, unit=unit, sites_per_person=sites_per_person)
+    target = PrivacyTarget(
+        epsilon,
+        delta,
+        trust=trust,
+        min_survivors=min_survivors,
+        colluding_sites=colluding_sites,
+        unit=unit,
+        sites_per_person=sites_per_person,
+        spare_rounds=spare_rounds,
+    )
     plan = method_named(method).plan(settings, facts, target)
     if plan.privacy is None:
         raise InvalidInput("a deployed run must have a privacy plan, got none")
@@ -83,9 +105,10 @@ def proposed_by_toml(
 
     [run] has name, coordinator, clusters, and features or the path of a schema, perhaps method and
     seed; [privacy] epsilon
-    and delta, perhaps unit, sites_per_person, noise, norm_bound and feature_ranges; [rounds], which
-    may be missing, rounds, sites_per_round, deadline and min_answers (half of a round's sites if it
-    does not say); [settings] what else the method has.
+    and delta, perhaps trust, min_survivors, colluding_sites, unit, sites_per_person, noise,
+    norm_bound and feature_ranges; [rounds], which
+    may be missing, rounds, sites_per_round, deadline, min_answers (half of a round's sites if it
+    does not say) and spare_rounds (1, or 0); [settings] what else the method has.
     """
     try:
         tables = tomllib.loads(text)
@@ -114,7 +137,10 @@ def proposed_by_toml(
         given.get("sites_per_person"),
     )
     chosen = {SETTINGS[name]: value for name, value in given.items() if name in SETTINGS}
-    per_round = given.get("sites_per_round", len(sites))
+    per_round = require_integer(
+        "sites_per_round", given.get("sites_per_round", len(sites)), least=1, most=len(sites)
+    )
+    sharing = _sharing(given, len(sites))
     return proposed(
         method=given.get("method", "dp-fedc"),
         settings={**settings, **chosen},
@@ -127,9 +153,41 @@ def proposed_by_toml(
         noise=given.get("noise", "secure"),
         seed=given.get("seed", 0),
         deadline=given.get("deadline", DEADLINE),
-        min_answers=given.get("min_answers", (per_round + 1) // 2),
+        min_answers=given.get("min_answers", _usual_answers(sharing, per_round)),
+        spare_rounds=given.get("spare_rounds", SPARE_ROUNDS),
+        **sharing,
         **{name: given[name] for name in REQUIRED if name != "clusters"},
     )
+
+
+def _sharing(given: Mapping[str, Any], n_sites: int) -> dict[str, Any]:
+    """Return who is trusted with what; only secure aggregation has survivors and colluders."""
+    trust = require_choice("trust", given.get("trust", "local"), DEPLOYED_TRUSTS)
+    if trust == "local":
+        for name in ("min_survivors", "colluding_sites"):
+            if name in given:
+                raise InvalidInput(f"{name} must go with trust secure-aggregation, got local")
+        return {"trust": trust}
+    if "min_answers" in given:
+        raise InvalidInput(
+            "min_answers must not be given with secure aggregation: min_survivors says it"
+        )
+    if n_sites < 2:
+        raise InvalidInput("secure aggregation must have two sites or more, got one")
+    colluding = require_integer(
+        "colluding_sites", given.get("colluding_sites", COLLUDING_SITES), least=0, most=n_sites - 1
+    )
+    usual = usual_survivors(n_sites, colluding)
+    least = least_survivors(n_sites, colluding)
+    survivors = require_integer(
+        "min_survivors", given.get("min_survivors", usual), least=least, most=n_sites
+    )
+    return {"trust": trust, "min_survivors": survivors, "colluding_sites": colluding}
+
+
+def _usual_answers(sharing: Mapping[str, Any], per_round: int) -> int:
+    """Return how many answers a round needs if the plan does not say: half, or the survivors."""
+    return int(min(sharing.get("min_survivors", (per_round + 1) // 2), per_round))
 
 
 def _schema(given: Mapping[str, Any], folder: Path) -> Schema | None:

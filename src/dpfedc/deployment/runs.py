@@ -12,25 +12,28 @@ from typing import Any
 from dpfedc.clustering.registry import method_named
 from dpfedc.deployment import control
 from dpfedc.deployment.agreement import Agreement, Site
-from dpfedc.deployment.checkpoint import Checkpoint
+from dpfedc.deployment.checkpoint import REQUESTS, Checkpoint
 from dpfedc.deployment.coordinator import MODEL, RECORD
-from dpfedc.deployment.flower.transport import FlowerTransport
-from dpfedc.deployment.keys import fingerprint, public_key
+from dpfedc.deployment.heads import KeptHeads
+from dpfedc.deployment.keys import fingerprint, public_key, signing_key
+from dpfedc.deployment.mailbox.mailbox import Mailbox
 from dpfedc.deployment.messages import Refusal
+from dpfedc.deployment.model_message import model_message
 from dpfedc.deployment.proposal import proposed_by_toml
 from dpfedc.deployment.server_folder import ServerFolder
 from dpfedc.engine.conclusion import Conclusion
 from dpfedc.errors import DPFedCError, InvalidInput, NotFound
-from dpfedc.whole_files import write_whole
+from dpfedc.model_file import ClusterModel
+from dpfedc.whole_files import is_locked, write_whole
 
-AGREEMENT = "agreement.json"
+AGREEMENT, LOCK = "agreement.json", "lock"
 _REPLY_S = 120.0
 """How long a site that is there may take for words around the rounds, on a busy machine too."""
 _AGAIN_S = 2.0
 
 
 def await_sites(
-    transport: FlowerTransport,
+    transport: Mailbox,
     names: Sequence[str],
     wait_s: float,
     *,
@@ -66,12 +69,16 @@ def chosen_sites(folder: ServerFolder, only: Sequence[str]) -> list[str]:
 
 
 def proposal(
-    folder: ServerFolder, transport: FlowerTransport, plan: Path, names: Sequence[str]
+    folder: ServerFolder, transport: Mailbox, plan: Path, names: Sequence[str]
 ) -> Agreement:
     """Return the agreement on a plan with these sites, as many records as they declare."""
     text = plan.read_text(encoding="utf-8")
     keys = folder.enrolled()
-    replies = transport.exchange({name: control.hello() for name in names}, _REPLY_S)
+    heads = KeptHeads(folder.path)
+    sent = heads.read()
+    asked = {name: control.hello(sent.get(name)) for name in names}
+    replies = transport.exchange(asked, _REPLY_S)
+    heads.saw(_said_heads(replies), sent=sent)
     sites = []
     for name in names:
         reply = replies.get(name)
@@ -80,7 +87,7 @@ def proposal(
             raise DPFedCError(f"{name} does not say how many records it has: {reason}")
         records: Any = _said(reply).get("records")
         try:
-            sites.append(Site(name, records, fingerprint(keys[name])))
+            sites.append(Site(name, records, fingerprint(keys[name]), signing_key(keys[name])))
         except InvalidInput as error:
             raise DPFedCError(f"{name} does not say how many records it has: {error}") from error
     key = public_key(folder.receipt_key)
@@ -111,25 +118,30 @@ def stored_agreement(folder: ServerFolder, start: str) -> Agreement:
 
 
 def acceptances(
-    transport: FlowerTransport,
+    transport: Mailbox,
     agreement: Agreement,
     wait_s: float,
     *,
+    heads: KeptHeads,
+    folder: Path,
     on_change: Callable[[set[str], Mapping[str, str]], None] = lambda _, __: None,
 ) -> set[str]:
     """Offer a run until every site has decided or the time is up; return who has accepted.
 
     Sites that are away are not waited for if the others are enough; a round asks them again. Fewer
-    than the rounds need is an error: then nothing has been released.
+    than the rounds need is an error, which says what was released before, by the run's `folder`.
     """
-    names = {site.name for site in agreement.sites}
+    names, least = {s.name for s in agreement.sites}, agreement.least_answers(len(agreement.sites))
     accepted: set[str] = set()
     refusals: dict[str, str] = {}
-    end, words, told = time.monotonic() + wait_s, control.offer(agreement), None
+    end, told = time.monotonic() + wait_s, None
     while True:
         online = {name for name, there in transport.online().items() if there}
-        asked = dict.fromkeys((names & online) - accepted - refusals.keys(), words)
-        for name, reply in transport.exchange(asked, _REPLY_S).items():
+        sent, undecided = heads.read(), names - accepted - refusals.keys()
+        asked = {name: control.offer(agreement, sent.get(name)) for name in undecided & online}
+        replies = transport.exchange(asked, _REPLY_S)
+        heads.saw(_said_heads(replies), sent=sent)
+        for name, reply in replies.items():
             if isinstance(reply, Refusal):
                 refusals[name] = reply.reason
             elif _said(reply).get("accepted") is True:
@@ -138,16 +150,19 @@ def acceptances(
             told = (len(accepted), len(refusals))
             on_change(accepted, refusals)
         undecided = names - accepted - refusals.keys()
-        enough = len(accepted) >= agreement.min_answers and not undecided & online
+        enough = len(accepted) >= least and not undecided & online
         if not undecided or enough or time.monotonic() >= end:
             break
         time.sleep(min(_AGAIN_S, max(0.0, end - time.monotonic())))
-    if len(accepted) < agreement.min_answers:
+    if len(accepted) < least:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
+        advice = "Sites accept with `dpfedc site accept`; then start it again"
+        if not names - accepted - refusals.keys():
+            advice = "All sites have decided: another plan, or --site, may do"
         raise DPFedCError(
-            f"run {agreement.digest[:12]} must be accepted by {agreement.min_answers} sites, got "
-            f"{len(accepted)}{f' ({reasons})' if reasons else ''}. Nothing has been released. "
-            "Sites accept with `dpfedc site accept`; then start it again"
+            f"run {agreement.digest[:12]} must be accepted by {least} sites, got "
+            f"{len(accepted)}{f' ({reasons})' if reasons else ''}. {released(folder)}. "
+            f"{advice}"
         )
     return accepted
 
@@ -158,6 +173,11 @@ def _said(reply: bytes) -> Mapping[str, Any]:
         return control.words_of(reply)
     except InvalidInput:
         return {}
+
+
+def _said_heads(replies: Mapping[str, bytes | Refusal]) -> dict[str, Any]:
+    """Return where the ledgers of the sites that answered stand, as they say."""
+    return {n: _said(r).get("ledger") for n, r in replies.items() if isinstance(r, bytes)}
 
 
 def judged(agreement: Agreement, finished: Conclusion, folder: Path) -> Conclusion:
@@ -178,13 +198,24 @@ def judged(agreement: Agreement, finished: Conclusion, folder: Path) -> Conclusi
     return replace(finished, model=model, record=record)
 
 
-def publish(transport: FlowerTransport, agreement: Agreement, folder: Path) -> set[str]:
+def publish(transport: Mailbox, agreement: Agreement, folder: Path) -> set[str]:
     """Send the model to the sites; return which have it."""
-    words = control.result(agreement.digest, (folder / MODEL).read_bytes())
+    message = model_message(agreement, ClusterModel.read(folder / MODEL))
     online = transport.online()
     names = [site.name for site in agreement.sites if online.get(site.name)]
-    replies = transport.exchange(dict.fromkeys(names, words), _REPLY_S)
+    replies = transport.exchange(dict.fromkeys(names, message), _REPLY_S)
     return {name for name, reply in replies.items() if isinstance(reply, bytes)}
+
+
+def released(path: Path) -> str:
+    """Return in words what sites have released to a run so far."""
+    done = _rounds_done(path)
+    if done:
+        rounds = "1 round" if done == 1 else f"{done:,} rounds"
+        return f"{rounds} done before; what was released in them stays released and charged"
+    if (path / REQUESTS).exists():
+        return "A round has been sent: what sites answered stays released and charged"
+    return "Nothing has been released"
 
 
 def standing(path: Path) -> str:
@@ -192,12 +223,18 @@ def standing(path: Path) -> str:
     if (path / MODEL).exists():
         return "finished"
     try:
-        point = Checkpoint.load(path, path.name)
+        done = _rounds_done(path)
     except InvalidInput as error:
         return f"its checkpoint cannot be read: {error}"
-    return (
-        "offered" if point is None else f"{len(point.position.rounds)} rounds done, can be resumed"
-    )
+    begun, held = done or (path / REQUESTS).exists(), is_locked(path / LOCK)
+    if held:
+        return f"running: {done} rounds done" if begun else "running: sites are asked to accept"
+    return f"{done} rounds done, can be resumed" if begun else "offered"
+
+
+def _rounds_done(path: Path) -> int:
+    point = Checkpoint.load(path, path.name)
+    return 0 if point is None else len(point.position.rounds)
 
 
 def name_of(path: Path) -> str:

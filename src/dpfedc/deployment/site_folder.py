@@ -1,23 +1,30 @@
-"""A site's folder: its settings, its key, its ledger, and the runs that were offered to it."""
+"""A site's folder: its settings, its key, its ledger and its runs."""
 
 from __future__ import annotations
 
-import hashlib
-import ipaddress
 import re
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfedc.deployment.keys import write_site_key
+from dpfedc.deployment.certificates import write_site_key
+from dpfedc.deployment.keys import (
+    SITE_KEY,
+    SITE_NAME,
+    SITE_PUB,
+    Identity,
+    fingerprint,
+    read_certificate,
+)
+from dpfedc.deployment.offered_runs import OfferedRuns
 from dpfedc.errors import DataUnavailable, InvalidInput
 from dpfedc.tables.persons import DeclaredPersons
 from dpfedc.tables.schema import Schema
-from dpfedc.whole_files import write_whole
+from dpfedc.whole_files import sync_folder, write_whole
 
 if TYPE_CHECKING:
     from dpfedc.deployment.agreement import Agreement
@@ -25,35 +32,17 @@ if TYPE_CHECKING:
     from dpfedc.tables.encode import Records
     from dpfedc.tables.sources import DataSource
 
-AGREEMENT, ACCEPTED, MODEL = "agreement.json", "accepted", "model.npz"
-SCHEMA, PERSONS = "schema.toml", "persons"
-MAX_PENDING = 20
-"""A server cannot fill a site's disk with offers that nobody accepts."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+SCHEMA, PERSONS, PROXY_CA, NEXT = "schema.toml", "persons", "proxy-ca.crt", "next"
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 
 
 def require_name(name: str) -> str:
-    """Return a site's name; it becomes a file's name, so it is kept to plain characters."""
-    if not _NAME.fullmatch(name):
+    """Return a site's name, if it has plain characters only."""
+    if not SITE_NAME.fullmatch(name):
         raise InvalidInput(
             f"a site's name must be 1 to 64 letters, digits, '.', '_' or '-', got {name!r}"
         )
     return name
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def require_loopback(host: str) -> None:
-    """Refuse plain text on any address that another machine could reach."""
-    if not is_loopback(host):
-        raise InvalidInput(f"--insecure must stay on a loopback address, got {host}")
 
 
 def require_address(address: str) -> str:
@@ -74,15 +63,15 @@ def require_readable(data: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True)
-class SiteFolder:
+class SiteFolder(OfferedRuns):
     """What a site's operator keeps. `records` is the number of records that the site declares."""
 
-    path: Path
     name: str
     server: str
     records: int
     data: Mapping[str, Any]
-    insecure: bool = False
+    inspected: bool = False
+    """Whether a proxy opens TLS on the way, so that calls are signed one by one."""
 
     @classmethod
     def create(
@@ -91,7 +80,8 @@ class SiteFolder:
         *,
         name: str,
         server: str,
-        authority: Path | None,
+        authority: Path,
+        proxy_authority: Path | None = None,
         data: Mapping[str, Any],
         records: int,
         cap: Cap,
@@ -99,7 +89,7 @@ class SiteFolder:
         schema: Path | None = None,
         persons: DeclaredPersons | None = None,
     ) -> SiteFolder:
-        """Make the folder of a new site; without an authority there is no TLS.
+        """Make the folder of a new site, which trusts the server's authority, and its proxy's.
 
         With `persons` the lifetime cap is for one person, otherwise for one record. The `schema` is
         kept as it is.
@@ -108,29 +98,36 @@ class SiteFolder:
 
         require_name(name)
         require_readable(data)
-        host = require_address(server)
-        if authority is None:
-            require_loopback(host)
-        elif "BEGIN CERTIFICATE" not in authority.read_text(encoding="utf-8", errors="replace"):
-            raise InvalidInput(f"{authority} must be the server's ca.crt, got no certificate")
+        require_address(server)
+        for file in (authority, proxy_authority):
+            if file is not None and b"BEGIN CERTIFICATE" not in file.read_bytes():
+                raise InvalidInput(f"{file} must be the ca.crt of an authority, got no certificate")
         if path.exists() and any(path.iterdir()):
             raise InvalidInput(f"{path} must be a new or empty folder, got one with content")
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
         (path / "runs").mkdir()
         write_site_key(path, name)
-        if authority is not None:
-            shutil.copyfile(authority, path / "ca.crt")
+        shutil.copyfile(authority, path / "ca.crt")
+        if proxy_authority is not None:
+            shutil.copyfile(proxy_authority, path / PROXY_CA)
         unit = "record" if persons is None else "person"
-        Ledger.create(path / "ledger.sqlite", holding=holding, cap=cap, unit=unit).close()
-        folder = cls(path, name, server, records, dict(data), authority is None)
+        Ledger.create(
+            path / "ledger.sqlite",
+            holding=holding,
+            cap=cap,
+            unit=unit,
+            # With none, any site could take its own share of the noise off a sum.
+            least_colluding_sites=1,
+        ).close()
+        folder = cls(path, name, server, records, dict(data), proxy_authority is not None)
         return folder.declaring(records, persons, schema)
 
     def write(self) -> None:
         """Write the settings."""
         import tomli_w
 
-        names = ("name", "server", "records", "insecure", "data")
+        names = ("name", "server", "records", "inspected", "data")
         settings = {name: getattr(self, name) for name in names}
         write_whole(self.path / "site.toml", tomli_w.dumps(settings).encode())
 
@@ -139,14 +136,18 @@ class SiteFolder:
         """Open a folder that `create` made."""
         try:
             settings = tomllib.loads((path / "site.toml").read_text(encoding="utf-8"))
-            folder = cls(path, **settings)
+            if settings.pop("insecure", False):  # of version 0.1
+                raise InvalidInput(f"{path} must use TLS: a new folder is made by `site init --ca`")
+            return cls(path, **settings)
         except FileNotFoundError as error:
             raise DataUnavailable(f"{path} is not a site's folder: no site.toml") from error
         except (tomllib.TOMLDecodeError, TypeError) as error:
             raise InvalidInput(f"{path / 'site.toml'} cannot be read: {error}") from error
-        if folder.insecure:
-            require_loopback(require_address(folder.server))
-        return folder
+
+    def stamp(self) -> tuple[int, int]:
+        """Return what tells whether the settings were written again."""
+        status = (self.path / "site.toml").stat()
+        return status.st_ino, status.st_mtime_ns
 
     def declaring(
         self,
@@ -211,72 +212,67 @@ class SiteFolder:
         return self.path / "ledger.sqlite"
 
     @property
-    def authority(self) -> bytes | None:
-        """Return the certificate that the server's must come from, None without TLS."""
-        return None if self.insecure else (self.path / "ca.crt").read_bytes()
+    def authority(self) -> Path:
+        """Return the certificate that vouches for the server and its operator."""
+        return self.path / "ca.crt"
 
-    def keep(self, agreement: Agreement) -> None:
-        """Keep an offered agreement for the operator to read."""
-        folder = self.run(agreement.digest)
-        if (folder / AGREEMENT).exists():
-            return
-        pending = [run for run in self.offered() if not self.is_accepted(run)]
-        if len(pending) >= MAX_PENDING:
-            raise InvalidInput(f"there must be less than {MAX_PENDING} offers that wait here")
-        folder.mkdir(exist_ok=True)
-        write_whole(folder / AGREEMENT, agreement.to_json().encode())
+    @property
+    def proxy_authority(self) -> Path | None:
+        """Return the certificate of a proxy that opens TLS, if there is one on the way."""
+        return self.path / PROXY_CA if self.inspected else None
 
-    def offered(self) -> Iterator[str]:
-        """Return the digests of the runs that were offered, the oldest first."""
-        files = (self.path / "runs").glob(f"*/{AGREEMENT}")
-        return iter([f.parent.name for f in sorted(files, key=lambda f: f.stat().st_mtime)])
+    def identities(self) -> list[Identity]:
+        """Return as whom the site calls; first the key that is to take the other's place."""
+        place = self.path / NEXT
+        if (place / SITE_PUB).exists() and not (place / SITE_KEY).exists():
+            self._take_over()  # it was cut off in the middle
+        found = [Identity.read(self.path / SITE_KEY, self.path / SITE_PUB)]
+        if (place / SITE_KEY).exists():
+            with suppress(InvalidInput, DataUnavailable):  # half written: the old one is good
+                found.insert(0, Identity.read(place / SITE_KEY, place / SITE_PUB))
+        return found
 
-    def agreement(self, digest: str) -> Agreement:
-        """Return an offered agreement, checked against its digest."""
-        from dpfedc.deployment.agreement import Agreement
+    def keys(self) -> set[str]:
+        """Return the fingerprints of the certificates that the site answers to."""
+        places = (self.path / NEXT, self.path)
+        files = [place / SITE_PUB for place in places if (place / SITE_PUB).exists()]
+        return {fingerprint(read_certificate(file.read_bytes())) for file in files}
 
-        agreement = Agreement.from_json((self.run(digest) / AGREEMENT).read_text(encoding="utf-8"))
-        if agreement.digest != digest:
-            raise InvalidInput(f"the agreement of run {digest[:12]} has been changed on the disk")
-        return agreement
+    def rotate_key(self) -> Path:
+        """Make a new key beside the one in use; return the site.pub to be enrolled.
 
-    def is_accepted(self, digest: str) -> bool:
-        """Return whether the operator has accepted a run."""
-        return (self.run(digest) / ACCEPTED).exists()
+        It says, signed by the key in use, that it takes its place, unless that key is lost or of
+        version 0.1. What a crash left of an earlier one goes.
+        """
+        place = self.path / NEXT
+        try:
+            before = self.identities()[-1]
+        except (InvalidInput, DataUnavailable):
+            before = None
+        if before is not None and len(self.identities()) > 1:
+            raise InvalidInput(f"a new key waits already: have {place / SITE_PUB} enrolled")
+        shutil.rmtree(place, ignore_errors=True)
+        made = self.path / f".{NEXT}.draft"
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir(mode=0o700)
+        write_site_key(made, self.name, before=before)
+        if before is None:  # it cannot be used any more
+            for name in (SITE_KEY, SITE_PUB):
+                (made / name).replace(self.path / name)
+            made.rmdir()
+            return self.path / SITE_PUB
+        made.rename(place)
+        sync_folder(self.path)
+        return place / SITE_PUB
 
-    def accept(self, digest: str) -> None:
-        """Accept a run that was offered."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        write_whole(self.run(digest) / ACCEPTED, f"{now}\n{self._slots()}\n".encode())
+    def admitted(self, identity: Identity) -> None:
+        """Take the new key into use, once the server has admitted it."""
+        if identity.key_file.parent == self.path / NEXT:
+            self._take_over()
 
-    def require_same_slots(self, digest: str) -> None:
-        """Refuse to go on with a run whose slots were declared anew since it was accepted."""
-        _, *slots = (self.run(digest) / ACCEPTED).read_text(encoding="utf-8").splitlines()
-        if slots and slots != [self._slots()]:
-            raise InvalidInput(
-                f"run {digest[:12]} was accepted for other records than are declared now; it can "
-                "only be offered anew"
-            )
-
-    def _slots(self) -> str:
-        """Return what tells one declaration from another; it stays here."""
-        path = self.path / PERSONS
-        named = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "rows"
-        return f"{self.records} {named}"
-
-    def run(self, digest: str) -> Path:
-        """Return the folder of a run."""
-        if not re.fullmatch("[0-9a-f]{64}", digest):
-            raise InvalidInput(f"a run must be 64 hexadecimal digits, got {digest[:80]!r}")
-        return self.path / "runs" / digest
-
-    def resolve(self, start: str) -> str:
-        """Return the one offered run whose digest starts so ("": the one that waits)."""
-        found = [run for run in self.offered() if run.startswith(start)]
-        if not start:
-            found = [run for run in found if not self.is_accepted(run)]
-        if len(found) != 1:
-            known = ", ".join(run[:12] for run in self.offered()) or "none"
-            what = f"{start!r} must be the start of" if start else "there must be"
-            raise InvalidInput(f"{what} one offered run, got {len(found)}; known: {known}")
-        return found[0]
+    def _take_over(self) -> None:
+        place = self.path / NEXT
+        for name in (SITE_KEY, SITE_PUB):
+            if (place / name).exists():
+                (place / name).replace(self.path / name)
+        shutil.rmtree(place, ignore_errors=True)

@@ -1,13 +1,14 @@
 """What a deployed site does with a request: bytes in, bytes out.
 
-A site remembers nothing but its ledger, so every request may be served by a new process. A refusal
-depends on the ledger, the agreement and the broadcast, never on the records; the work is the same
-whatever the records are.
+A site remembers nothing but its ledger, so every request may be served by a new process; with
+secure aggregation also the secrets of the round it is in. A refusal depends on the ledger, the
+agreement and the broadcast, never on the records; the work is the same whatever the records are.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,17 +17,30 @@ from dpfedc.clustering.stage import SiteBatch, State, contributed
 from dpfedc.deployment.agreement import Agreement
 from dpfedc.deployment.exchanges import Exchange
 from dpfedc.deployment.keys import is_signed
-from dpfedc.deployment.messages import Answer, Request, digest
-from dpfedc.errors import DPFedCError, InvalidInput, Refused
+from dpfedc.deployment.messages import UPLOAD, Answer, Request, StepAnswer, digest
+from dpfedc.deployment.round_secrets import RoundSecrets, require_step
+from dpfedc.deployment.secure_steps import of_masks
+from dpfedc.errors import DPFedCError, InvalidInput, Refused, RoundSpent
 from dpfedc.kernels.column_view import seen
 from dpfedc.kernels.threads import rows_over_threads
 from dpfedc.privacy.exact_sums import Upload
 from dpfedc.privacy.gate import Gate
-from dpfedc.privacy.ledger import Ledger, Unusable
+from dpfedc.privacy.ledger import Head, Ledger, RowsLost, Unusable
 from dpfedc.privacy.noise import SecureNoise, SimulatedNoise
 from dpfedc.randomness import Randomness
 
 LEDGER_TROUBLE = "the site's ledger cannot be used now; its operator has been told"
+LEDGER_LOST = (
+    "the ledger does not hold what the coordinator has seen of it; was it restored from a backup?"
+)
+
+
+def require_held(ledger: Ledger, seen: Head) -> None:
+    """Refuse, in words that may be sent, unless the ledger holds what was seen of it."""
+    try:
+        ledger.require(seen)
+    except RowsLost as error:
+        raise Refused(LEDGER_LOST) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +61,9 @@ class SiteRun:
     ledger: Ledger
     allow_simulated: bool = False
     noise: SecureNoise | None = None
+    sign: Callable[[bytes], bytes] | None = None
+    """Signs with the key that the agreement has for this site (secure aggregation)."""
+    secrets: RoundSecrets = field(default_factory=RoundSecrets)
     _number: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,6 +77,8 @@ class SiteRun:
             raise InvalidInput(
                 f"noise must be secure unless simulated noise is allowed, got {agreement.noise}"
             )
+        if agreement.is_masked and self.sign is None:
+            raise InvalidInput("a site must have the key of the run's roster to sign with")
         self._gate()  # a package that is missing must be told now, not after a charge
         _ = agreement.exchanges  # so must a plan that is not that of the settings
         number = agreement.number_of(self.site)
@@ -90,12 +109,18 @@ class SiteRun:
     def _answer(self, data: bytes) -> bytes:
         request = Request.from_bytes(data, most=self.agreement.max_message_bytes)
         exchange = self._admitted(request)
-        state = exchange.accepted(request.arrays, self.agreement.fixed)
+        masked, name = self.agreement.is_masked, digest(data)
         place = (request.run, request.stage, request.t)
-        name = digest(data)
+        require_step(request, masked=masked)
+        if request.step != UPLOAD:
+            return self._stepped(request, name)
+        told, _ = of_masks(request.arrays) if masked else (request.arrays, {})
+        state = exchange.accepted(told, self.agreement.fixed)
         stored = self.ledger.answer(*place, name)
         if stored is not None:
             return stored
+        if masked:
+            self.secrets.receive(request, name)
         self._check_first(request.run)
         plan = self.agreement.privacy
         z = plan.of_stage(request.stage).noise_multiplier
@@ -103,11 +128,29 @@ class SiteRun:
             request.run, plan, request.stage, request.t, name, noise_multiplier=z
         )
         upload = self._upload(exchange, state, request.t)
+        if masked:
+            hidden = self.secrets.of(request).masked(upload.values)
+            upload = replace(upload, values=hidden)
         answer = Answer(
             request.run, self.site, request.stage, request.t, name, head, upload
         ).to_bytes()
         self.ledger.settle(*place, answer)
         return answer
+
+    def _stepped(self, request: Request, name: str) -> bytes:
+        """Return the answer to a step of secure aggregation in which nothing is released."""
+        assert self.sign is not None
+        place = (request.run, request.stage, request.t)
+        arrays = self.secrets.answer(
+            request,
+            name,
+            self.agreement,
+            sign=self.sign,
+            persist=lambda: self.ledger.unmask(*place, name),
+        )
+        return StepAnswer(
+            request.run, self.site, request.stage, request.t, request.step, name, arrays
+        ).to_bytes()
 
     def _admitted(self, request: Request) -> Exchange:
         """Return the stage of a request that is for this site, now, and from the coordinator."""
@@ -123,6 +166,7 @@ class SiteRun:
             raise Refused(str(error)) from error
         if self._number not in cohort:
             raise Refused(f"{self.site} is not in round {request.t} of stage {request.stage!r}")
+        self.ledger.require_open(request.run)
         self._check_receipt(request)
         return exchange
 
@@ -132,15 +176,7 @@ class SiteRun:
             return
         if not is_signed(receipt, self.agreement.receipt_key, request.run, self.site):
             raise Refused("a receipt must be signed by the coordinator, got another signature")
-        try:
-            self.ledger.require(receipt.head)
-        except Unusable:
-            raise
-        except Refused as error:
-            raise Refused(
-                "the ledger does not hold what the coordinator has seen of it; was it restored "
-                "from a backup?"
-            ) from error
+        require_held(self.ledger, receipt.head)
 
     def _check_first(self, run: str) -> None:
         """Verify the plan before the first charge of a run; the ledger holds it to it from then.
@@ -165,16 +201,17 @@ class SiteRun:
                 )  # fmt: skip
                 batch.memory = stage.prepare(batch, state, randomness)
                 part = contributed(stage, batch, state, t, gate, randomness)
-                sensitivity = stage.sensitivity(state, t)
+                sensitivity = stage.sensitivity(state, stage.turn(t))
                 return gate.upload(
                     [part], batch.sites, stage=stage.name, t=t, sensitivity=sensitivity
                 )
         except (DPFedCError, ArithmeticError, ValueError) as error:
-            raise Refused("the round's work failed at the site; it stays charged") from error
+            raise RoundSpent("the round's work failed at the site; it stays charged") from error
 
     def _gate(self) -> Gate:
         agreement = self.agreement
         if agreement.noise == "secure":
-            return Gate(agreement.privacy, self.noise or SecureNoise())
+            return Gate(agreement.privacy, self.noise or SecureNoise(), of_one_site=True)
         randomness = Randomness(agreement.seed)
-        return Gate(agreement.privacy, SimulatedNoise(randomness), randomness)
+        noise = SimulatedNoise(randomness)
+        return Gate(agreement.privacy, noise, randomness, of_one_site=True)

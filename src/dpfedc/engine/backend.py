@@ -9,7 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfedc.clustering.stage import Public, Stage, State
+from dpfedc.errors import DPFedCError
 from dpfedc.privacy.gate import Released
+
+
+class RoundLost(DPFedCError):
+    """A round that will not have the answers it needs: sites have lost theirs, or left the run.
+
+    What was charged for it is spent. The run goes on without it.
+    """
 
 
 class Backend(Protocol):
@@ -25,7 +33,7 @@ class Backend(Protocol):
         ...
 
     def round(self, stage: Stage, state: State, t: int, cohort: npt.NDArray[np.int64]) -> Released:
-        """Return what the cohort's sites release in round t."""
+        """Return what the cohort's sites release in round t, or raise `RoundLost`."""
         ...
 
     def diagnose(self, stage: Stage, state: State) -> Mapping[str, float]:

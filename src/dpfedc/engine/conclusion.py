@@ -116,6 +116,7 @@ def _stages(plan: RunPlan) -> Iterator[dict[str, Any]]:
             release = plan.privacy.of_stage(name)
             told |= {
                 "rounds_per_site": release.rounds_per_site,
+                "spare_rounds": release.spare_rounds,
                 "noise_multiplier": release.noise_multiplier,
                 "budget_share": shares[name],
             }

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from dpfedc.clustering.stage import Stage, State
-from dpfedc.engine.backend import Backend
+from dpfedc.engine.backend import Backend, RoundLost
 from dpfedc.engine.run_record import RoundRecord
+from dpfedc.errors import DPFedCError
 from dpfedc.kernels.devices import on_host_once
 from dpfedc.privacy.gate import ReleaseEvent
 from dpfedc.privacy.schedule import cohorts
@@ -19,6 +21,10 @@ from dpfedc.randomness import Randomness
 
 RELEASE_FIELDS = ("noise_multiplier", "sampling_probability", "sensitivity", "noise_std")
 OnRound = Callable[[RoundRecord], None]
+
+
+class StageLost(DPFedCError):
+    """All rounds of a stage were lost, spare ones too: the run cannot go on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +43,7 @@ def run(
     *,
     randomness: Randomness,
     state: State | None = None,
+    spare_rounds: Mapping[str, int] | None = None,
     position: Position | None = None,
     keep: Callable[[Position], None] = lambda _: None,
     on_round: OnRound = lambda _: None,
@@ -45,7 +52,11 @@ def run(
 
     `keep` is called with every new position before anything follows from it; a run goes on from a
     position that was kept as if it had never stopped.
+
+    A round that is lost is left out. A stage ends when it has combined all its rounds, or has none
+    left: `spare_rounds` says how many more than its own it may ask for.
     """
+    spares = spare_rounds or {}
 
     def started(at: Position) -> Position:
         if at.stage == len(stages):
@@ -59,21 +70,43 @@ def run(
     while position.stage < len(stages):
         stage = stages[position.stage]
         backend.begin(stage, position.state)
-        for t, cohort in enumerate(cohorts(stage, backend.public.n_sites, randomness), start=1):
+        spare, n_sites = spares.get(stage.name, 0), backend.public.n_sites
+        rounds = cohorts(stage, n_sites, randomness, spare_rounds=spare)
+        at = position.stage
+        for t, cohort in enumerate(rounds, start=1):
             if t <= position.t:
                 continue
-            began = time.perf_counter()
-            released = backend.round(stage, position.state, t, cohort)
-            combined = stage.combine(position.state, released, t)
-            seconds = time.perf_counter() - began
-            exact = backend.diagnose(stage, combined)
-            entry = recorded(released.event, seconds, exact, moved(position.state, combined))
-            position = Position(position.stage, t, combined, (*position.rounds, entry))
-            if t == stage.n_rounds:
-                position = started(replace(position, stage=position.stage + 1, t=0))
+            combined, entry = _played(stage, backend, position.state, t, cohort)
+            position = Position(at, t, combined, (*position.rounds, entry))
+            n_combined = sum(r.stage == stage.name and not r.lost for r in position.rounds)
+            if n_combined == stage.n_rounds or (n_combined and t == stage.n_rounds + spare):
+                position = started(replace(position, stage=at + 1, t=0))
             keep(position)
             on_round(entry)
+            if position.stage > at:
+                break
+        else:
+            raise StageLost(
+                f"stage {stage.name!r} must have a round with enough answers, got none: all "
+                f"{stage.n_rounds + spare} were lost. What was charged stays charged, and this "
+                "run cannot go on; only a new one can"
+            )
     return position
+
+
+def _played(
+    stage: Stage, backend: Backend, state: State, t: int, cohort: npt.NDArray[np.int64]
+) -> tuple[State, RoundRecord]:
+    """Return the state after round t and the round's record; a lost round leaves the state."""
+    began = time.perf_counter()
+    try:
+        released = backend.round(stage, state, t, cohort)
+    except RoundLost:
+        return state, RoundRecord(stage.name, t, 0, 0, time.perf_counter() - began, lost=True)
+    combined = stage.combine(state, released, stage.turn(t))
+    seconds = time.perf_counter() - began
+    exact = backend.diagnose(stage, combined)
+    return combined, recorded(released.event, seconds, exact, moved(state, combined))
 
 
 def moved(before: State, after: State) -> float | None:

@@ -24,7 +24,7 @@ class RoundRecord:
     noise_std (of the sum over the sites); it is empty where no noise was added.
     `diagnostics` holds exact values that a simulation may show and a deployed site never sends.
     `moved` says how far the released centres moved, over how far apart they are (None: there are
-    none yet).
+    none yet). A round that was `lost` had too few answers for good: nothing of it was used.
     """
 
     stage: str
@@ -35,6 +35,7 @@ class RoundRecord:
     release: Mapping[str, float] = field(default_factory=dict)
     diagnostics: Mapping[str, float] = field(default_factory=dict)
     moved: float | None = None
+    lost: bool = False
 
 
 @dataclass(frozen=True)

@@ -215,7 +215,7 @@ class SimulatedSites:
             cohort,
             stage=stage.name,
             t=t,
-            sensitivity=stage.sensitivity(state, t),
+            sensitivity=stage.sensitivity(state, stage.turn(t)),
         )
         if stage.listens:
             others = np.setdiff1d(np.arange(self._seen.n_sites), cohort)

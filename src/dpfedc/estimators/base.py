@@ -201,6 +201,7 @@ class FederatedClusterer(
                     SimulatedSites(federation, gate, randomness, diagnosis),
                     randomness=randomness,
                     state=self._declared(federation),
+                    spare_rounds=plan.spare_rounds,
                     on_round=on_round,
                 )
             except NotFound as lost:

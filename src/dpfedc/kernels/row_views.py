@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace
 
 from dpfedc.kernels import Array
 from dpfedc.kernels.devices import on_host_once
@@ -79,7 +79,9 @@ class Residuals:
 
     def formed(self, rows: slice) -> Array:
         """Return consecutive rows of H W - X."""
-        return self.H[rows, :] @ self.W - self.records.formed(rows)
+        formed = self.H[rows, :] @ self.W
+        formed -= self.records.formed(rows)
+        return formed
 
 
 def _is_array(part: Any) -> bool:
@@ -199,18 +201,21 @@ class Standardized:
 
     def rows(self, index: Array) -> Array:
         """Return the standardised records of the given rows, formed in full."""
-        xp = array_namespace(self.X)
-        formed = chosen_rows(self.X, index) - self.center
-        formed *= xp.take(self.factors, index)[:, None]
+        chosen = chosen_rows(self.X, index)
+        return self._formed(chosen, array_namespace(self.X).take(self.factors, index))
+
+    def formed(self, rows: slice) -> Array:
+        """Return the standardised records of consecutive rows, formed in full."""
+        if isinstance(self.X, Runs):
+            return self.rows(np.arange(rows.start, rows.stop))
+        return self._formed(self.X[rows, :], self.factors[rows])
+
+    def _formed(self, records: Array, factors: Array) -> Array:
+        formed = records - self.center
+        formed *= factors[:, None]
         if self.basis is not None:
             return formed @ self.basis.T
         if not self.constant:
             return formed
-        extra = xp.ones_like(formed[:, :1]) * self.constant
-        return xp.concat([formed, extra], axis=1)
-
-    def formed(self, rows: slice) -> Array:
-        """Return the standardised records of consecutive rows, formed in full."""
-        return self.rows(
-            array_namespace(self.X).arange(rows.start, rows.stop, device=device(self.X))
-        )
+        extra = array_namespace(formed).ones_like(formed[:, :1]) * self.constant
+        return array_namespace(formed).concat([formed, extra], axis=1)

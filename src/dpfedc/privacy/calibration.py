@@ -18,6 +18,10 @@ from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan, require_uns
 
 NUDGE = 1.0001
 """Noise is raised in steps of this factor until the accountant confirms the target."""
+FEW_NUDGES, MAX_NUDGES = 10, 30
+"""A few steps are enough but where the accountant's own rounding is a good part of epsilon, as with
+very many sampled rounds. There each further step is twice the one before, or the search would take
+hours."""
 MIN_NOISE = 0.2
 """The search for a sampled stage's z ends near here. Records that are sampled less often than delta
 would need no noise at all, and less noise than this is of no use to anyone."""
@@ -37,6 +41,7 @@ class StageBudget:
     rounds_per_site: int
     share: float
     sampling_probability: float = 1.0
+    spare_rounds: int = 0
 
 
 def calibrated_releases(
@@ -70,15 +75,23 @@ def _calibrated(
             b.rounds_per_site,
             (reach.squared * b.rounds_per_site / b.share) ** 0.5 / mu,
             b.sampling_probability,
+            b.spare_rounds,
         )
         for b in budgets
     )
     for i, budget in enumerate(budgets):
         if budget.sampling_probability < 1:
             releases = _with_sampled_noise(releases, i, epsilon, delta, reach)
-    while releases_epsilon(releases, delta, reach) > epsilon:
-        releases = tuple(replace(r, noise_multiplier=r.noise_multiplier * NUDGE) for r in releases)
-    return releases
+    for i in range(MAX_NUDGES):
+        if releases_epsilon(releases, delta, reach) <= epsilon:
+            return releases
+        more = NUDGE ** (2 ** max(i - FEW_NUDGES, 0))
+        releases = tuple(replace(r, noise_multiplier=r.noise_multiplier * more) for r in releases)
+    n_rounds = max(budget.rounds_per_site for budget in budgets)
+    raise InvalidInput(
+        f"epsilon must be larger, or the rounds fewer, for the accountant to count it, got epsilon "
+        f"{epsilon:g} with {n_rounds:,} rounds"
+    )
 
 
 def _with_sampled_noise(

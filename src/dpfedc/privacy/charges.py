@@ -13,7 +13,8 @@ def due_release(
 
     A site has been charged for `n_charged` rounds of the stage, the last of them `last_round`. A
     round is charged once and in order: coins and simulated noise are keyed by it, and a second
-    release would share them. No site releases more often than planned.
+    release would share them. No site releases more often than planned, spare rounds included: they
+    are charged as any other.
     """
     try:
         planned = plan.of_stage(stage)

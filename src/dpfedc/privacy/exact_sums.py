@@ -1,9 +1,10 @@
 """Exact sums: every record is put on a grid of integers, so that no rounding depends on others.
 
-A record's clipped phi_j becomes a vector of integers no longer than SENSITIVITY units, which is
-checked, and the integers are added without error. Taking a record out of the sum then moves it by
-at most SENSITIVITY, to the last bit (docs/privacy-proof.md, section 12). Sums and noise are added
-modulo 2^64.
+A record adds phi_j = factor h_j r_j' to a sum. Both factors become vectors of whole numbers a_j and
+b_j with |a_j| |b_j| <= SENSITIVITY, which is checked, and the products a_j b_j' are added without
+error: matrix products of whole numbers below 2^53 are exact in floats. Taking a record out of the
+sum then moves it by at most SENSITIVITY, to the last bit (docs/privacy-proof.md, section 12). Sums
+and noise are added modulo 2^64.
 """
 
 from __future__ import annotations
@@ -13,25 +14,42 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from array_api_compat import array_namespace
 
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
 from dpfedc.kernels.clipping import clip_weights
 from dpfedc.kernels.devices import on_host
+from dpfedc.kernels.threads import each
 from dpfedc.privacy.noise import SecureNoise
+from dpfedc.privacy.sums import OuterSum
 
-SENSITIVITY = 2**30
+SENSITIVITY = 2**38
 """The most that one record can move a sum, in grid units."""
-BOUND_UNITS = 2**30 - 2**10
-"""How many grid units the bound is: a hair below SENSITIVITY, so that rounding cannot reach it."""
+LEFT_UNITS, RIGHT_UNITS = 2**17, 2**21 - 2**9
+"""How long a left factor is, and a right one that is clipped, before they are rounded.
+
+A product of the two is 2^-12 below SENSITIVITY: rounding makes a factor of d numbers longer by half
+the root of d, and no record must be left out for that.
+"""
+BOUND_UNITS = LEFT_UNITS * RIGHT_UNITS
+"""How many grid units the bound is."""
+EXACT = 2**53
+"""All whole numbers up to this one are floats."""
 LARGEST_SUM = 2**62
-MIN_NOISE, MAX_NOISE = 1000.0, 2.0**50
+MIN_NOISE, MAX_NOISE = 1000.0, 2.0**56
 """The noise's standard deviation in grid units: so that its law is as proved, and none wraps."""
-NUMBERS_AT_A_TIME = 2**20
+NUMBERS_AT_A_TIME, MIN_ROWS = 2**17, 64
+"""What is formed at a time: so many numbers, so that they stay in a cache, but not fewer rows."""
+MIN_GROUP, MAX_GROUPS, MOST_TOTALS = 10**7, 16, 2**24
+"""Multiplications that are worth a thread, for how many there is work, numbers in their sums."""
+PASSES = 8
+"""What it takes to put a number on the grid, in multiplications."""
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
@@ -83,6 +101,11 @@ class Upload:
         return cls(values, float(unit), bool(symmetric))
 
 
+def unit_of(bound: float) -> float:
+    """Return the size of one grid unit where records are clipped to the bound."""
+    return bound / BOUND_UNITS
+
+
 def exact_upload(
     total: Int,
     bound: float,
@@ -93,74 +116,124 @@ def exact_upload(
 ) -> tuple[Upload, float]:
     """Return an exact sum with secure noise, and the noise's standard deviation in data units.
 
-    `multiplier` is the noise's standard deviation over the sum's sensitivity.
+    `multiplier` is the noise's standard deviation over the sum's sensitivity. Of a symmetric matrix
+    an entry off the diagonal counts twice in the norm, and has 1 / sqrt(2) of the noise.
     """
-    std, unit = noise_in_units(multiplier), bound / BOUND_UNITS
-    drawn = noise.integers(total.shape, std)
+    std, unit = noise_in_units(multiplier), unit_of(bound)
+    if symmetric:
+        drawn = np.empty_like(total)
+        diagonal = np.equal(*np.triu_indices(_size(total)))
+        drawn[diagonal] = noise.integers((int(diagonal.sum()),), std)
+        pairs = noise_in_units(multiplier / math.sqrt(2))
+        drawn[~diagonal] = noise.integers((int((~diagonal).sum()),), pairs)
+    else:
+        drawn = noise.integers(total.shape, std)
     # Unsigned integers wrap, where others would stick at the end: the sum is that modulo 2^64.
     values = np.stack([total, drawn]).view(np.uint64).sum(axis=0, dtype=np.uint64)
     return Upload(np.asarray(values), unit, symmetric), std * unit
 
 
-def exact_sum(
-    terms: Callable[[slice], Array],
+def exact_sum(contribution: OuterSum, keep: npt.NDArray[np.bool_], bound: float) -> Int:
+    """Return the sum of the kept records' clipped terms in grid units, some rows at a time.
+
+    A symmetric sum is returned as its upper triangle. A record that is not kept, or whose term is
+    not finite, adds nothing.
+    """
+    n = len(keep)
+    if n * SENSITIVITY >= LARGEST_SUM:  # public: null and unsampled records count
+        most = LARGEST_SUM // SENSITIVITY
+        raise InvalidInput(f"an exact sum must be over fewer than {most} records, got {n}")
+    k, m = (rows.shape[1] for rows in contribution.formed(slice(0, 1)))
+    at_a_time = min(max(NUMBERS_AT_A_TIME // (k + m), MIN_ROWS), EXACT // SENSITIVITY)
+
+    def summed(ends: tuple[int, int]) -> Int:
+        total, space = np.zeros((k, m), np.int64), np.empty((at_a_time, m))
+        for start in range(*ends, at_a_time):
+            rows = slice(start, min(start + at_a_time, ends[1]))
+            a, b = on_grid(contribution, rows, keep[rows], bound, space)
+            total += (a.T @ b).astype(np.int64)
+        return total
+
+    work = n * (k * m + PASSES * (k + m))
+    groups = max(min(work // MIN_GROUP, MAX_GROUPS, MOST_TOTALS // (k * m)), 1)
+    ends = [n * i // groups for i in range(groups + 1)]
+    total: Int = reduce(operator.iadd, each(summed, pairwise(ends)))
+    if contribution.symmetric:
+        return np.asarray(total[np.triu_indices(m)])
+    return total if contribution.shape is None else total.reshape(contribution.shape)
+
+
+def on_grid(
+    contribution: OuterSum,
+    rows: slice,
     keep: npt.NDArray[np.bool_],
     bound: float,
-    *,
-    symmetric: bool = False,
-) -> Int:
-    """Return the sum of the kept records' clipped terms in grid units, a chunk of rows at a time.
+    space: Float,
+) -> tuple[Float, Float]:
+    """Return whole numbers a and b: a_j b_j' is record j's clipped term in grid units.
 
-    A symmetric sum of matrices is returned packed. A record that is not kept, or whose term is not
-    finite, adds nothing.
+    |a_j| |b_j| <= SENSITIVITY, for certain: a computed sum of d squares is at least 1 - d 2^-53 of
+    the true one, and a record for which that does not show it becomes zero. If the sum is symmetric
+    b is a, or -a. b lies in `space`, which is used again and again: fresh memory costs more time
+    than the arithmetic.
     """
-    if len(keep) * SENSITIVITY >= LARGEST_SUM:  # public: null and unsampled records count
-        most = LARGEST_SUM // SENSITIVITY
-        raise InvalidInput(f"an exact sum must be over fewer than {most} records, got {len(keep)}")
-    shape = tuple(terms(slice(0, 1)).shape)[1:]
-    at_a_time = max(NUMBERS_AT_A_TIME // max(math.prod(shape), 1), 1)
-    total = np.zeros(packed(np.zeros((1, *shape))).shape[1:] if symmetric else shape, np.int64)
-    for start in range(0, len(keep), at_a_time):
-        rows = slice(start, min(start + at_a_time, len(keep)))
-        phi = on_host(terms(rows))
-        phi = packed(phi) if symmetric else phi
-        total += on_grid(phi, keep[rows], bound).sum(axis=0)
-    return total
-
-
-def on_grid(phi: Float, keep: npt.NDArray[np.bool_], bound: float) -> Int:
-    """Return each record's term, clipped to the bound and rounded toward zero to grid units.
-
-    The rows returned are no longer than SENSITIVITY, for certain: a computed sum of d squares is at
-    least 1 - d 2^-52 of the true one, and a row for which that does not show it is left out.
-    """
-    rows = phi.reshape(len(phi), -1)
+    left, right = contribution.formed(rows)
+    right = _wide(right, space[: len(keep)])
+    left = right if contribution.symmetric else _wide(left)
+    factor = contribution.factor
     with np.errstate(all="ignore"):  # records as long as floats go overflow, and are left out
-        norms = np.sqrt(np.einsum("jd,jd->j", rows, rows))
-        units = np.trunc(rows * clip_weights(norms, bound, units=BOUND_UNITS)[:, None])
-        squares = np.einsum("jd,jd->j", units, units)
-    limit = float(SENSITIVITY**2) * (1 - (rows.shape[1] + 2) * 2.0**-52)
-    fits = keep & (squares <= limit)  # also false for what is not a number
-    return np.where(fits[:, None], units, 0.0).astype(np.int64).reshape(phi.shape)
+        h, r = np.sqrt(_squares(left)), np.sqrt(_squares(right))
+        norms = abs(factor) * h * r
+        if contribution.symmetric:
+            weights = clip_weights(norms, bound, keep, units=BOUND_UNITS)
+            a = _whole(right, np.sqrt(abs(factor) * weights), space[: len(keep)])
+            b = a if factor > 0 else -a
+        else:
+            weights = clip_weights(norms, bound, keep, units=RIGHT_UNITS)
+            a = _whole(left, LEFT_UNITS / np.where(h > 0, h, 1.0))
+            b = _whole(right, factor * h * weights, space[: len(keep)])
+        squares = _squares(a) * _squares(b)
+    slack = (a.shape[1] + b.shape[1] + 2) * 2.0**-52
+    left_out = ~(keep & (squares <= float(SENSITIVITY**2) * (1 - slack)))  # and what is no number
+    a[left_out] = b[left_out] = 0.0
+    return a, b
 
 
-def packed(matrices: Float) -> Float:
-    """Return the upper triangles of symmetric matrices (b x m x m), off-diagonals times sqrt(2).
+def _wide(rows: Array, space: Float | None = None) -> Float:
+    """Return rows in double precision, in main memory; as a copy only where it must be one."""
+    if not isinstance(rows, np.ndarray):
+        return on_host(rows)
+    if space is None or rows.dtype == np.float64:
+        return rows.astype(np.float64, copy=False)
+    space[...] = rows
+    return space
 
-    Such a vector has the norm of the whole matrix, so that one noise fits all its entries.
-    """
-    i, j = np.triu_indices(matrices.shape[-1])
-    return np.asarray(matrices[:, i, j] * np.where(i == j, 1.0, math.sqrt(2)))
+
+def _squares(rows: Float) -> Float:
+    """Return the sum of squares of each row."""
+    return np.asarray(array_namespace(rows).vecdot(rows, rows))
 
 
-def unpacked(values: Float) -> Float:
-    """Return the symmetric matrix of which `values` are the packed upper triangle."""
-    size = (math.isqrt(8 * values.size + 1) - 1) // 2
-    if values.shape != (size * (size + 1) // 2,):
-        raise InvalidInput(f"a packed triangle must have 1, 3, 6 ... values, got {values.shape}")
+def _whole(rows: Float, factors: Float, out: Float | None = None) -> Float:
+    """Return the rows times a factor each, rounded to whole numbers."""
+    scaled = np.multiply(rows, factors[:, None], out=out)
+    return np.asarray(np.rint(scaled, out=scaled))
+
+
+def _size(triangle: npt.NDArray[Any]) -> int:
+    """Return the size of the symmetric matrix that has such an upper triangle."""
+    size = (math.isqrt(8 * triangle.size + 1) - 1) // 2
+    if triangle.shape != (size * (size + 1) // 2,):
+        raise InvalidInput(f"a packed triangle must have 1, 3, 6 ... values, got {triangle.shape}")
+    return size
+
+
+def unpacked(triangle: Float) -> Float:
+    """Return the symmetric matrix of which `triangle` is the upper triangle."""
+    size = _size(triangle)
     i, j = np.triu_indices(size)
     matrix = np.zeros((size, size))
-    matrix[i, j] = matrix[j, i] = values * np.where(i == j, 1.0, 1 / math.sqrt(2))
+    matrix[i, j] = matrix[j, i] = triangle
     return matrix
 
 
@@ -168,7 +241,7 @@ def noise_in_units(multiplier: float) -> float:
     """Return the standard deviation of discrete noise that protects like z * SENSITIVITY.
 
     The discrete Gaussian of variance s^2 is made from the continuous one of variance s^2 - 4. The
-    last factor is for the rounding of this very number.
+    last factor is for the rounding of this very number, and of the multiplier.
     """
     std = math.hypot(multiplier * SENSITIVITY, 2.0) * (1 + 2.0**-50)
     if not MIN_NOISE <= std <= MAX_NOISE:

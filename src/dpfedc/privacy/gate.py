@@ -99,10 +99,21 @@ def received(
 
 
 def planned_event(
-    plan: PrivacyPlan, stage: str, t: int, *, n_sites: int, n_records: int, sensitivity: float
+    plan: PrivacyPlan,
+    stage: str,
+    t: int,
+    *,
+    n_sites: int,
+    n_records: int,
+    sensitivity: float,
+    noise: float | None = None,
 ) -> ReleaseEvent:
-    """Return the event of a round that these sites released as planned."""
+    """Return the event of a round that these sites released as planned.
+
+    `noise` is in units of sensitivity; without it, it is that of the sum over the sites.
+    """
     planned = plan.of_stage(stage)
+    noise = plan.noise_of_sum(stage, n_sites) if noise is None else noise
     return ReleaseEvent(
         stage,
         t,
@@ -111,7 +122,7 @@ def planned_event(
         planned.noise_multiplier,
         planned.sampling_probability,
         sensitivity,
-        sensitivity * plan.noise_of_sum(stage, n_sites),
+        sensitivity * noise,
     )
 
 
@@ -120,6 +131,7 @@ class Gate:
     """The gate of a run with a plan: one site's, or that of all sites in one process.
 
     With `SecureNoise` sums are exact, and coins come from the operating system, not `randomness`.
+    A gate `of_one_site` adds that site's own noise, whoever else adds to the sum elsewhere.
     `on_charge` is called before a release that takes some site further than any has come in the
     stage; what it raises stops the release.
     """
@@ -129,6 +141,7 @@ class Gate:
     randomness: Randomness | None = None
     events: list[ReleaseEvent] = field(default_factory=list)
     on_charge: OnCharge | None = None
+    of_one_site: bool = False
     _charged: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     _last_round: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     _sampled: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
@@ -215,19 +228,21 @@ class Gate:
             symmetric.add(contribution.symmetric)
         if len(symmetric) != 1 or not np.array_equal(np.concatenate(done), sites):
             raise DPFedCError(f"stage {stage!r} must have parts of one kind, for each site once")
+        std = self._noise(stage, len(sites))
         event = planned_event(
-            self.plan, stage, t, n_sites=len(sites), n_records=n_records, sensitivity=sensitivity
-        )
+            self.plan, stage, t, n_sites=len(sites), n_records=n_records, sensitivity=sensitivity,
+            noise=std,
+        )  # fmt: skip
         (is_symmetric,) = symmetric
         if isinstance(self.noise, SecureNoise):
-            upload, std = exact_upload(
+            upload, noise_std = exact_upload(
                 total,
                 sensitivity,
                 noise=self.noise,
-                multiplier=self.plan.noise_of_sum(stage, len(sites)),
+                multiplier=std,
                 symmetric=is_symmetric,
             )
-            event = replace(event, noise_std=std)
+            event = replace(event, noise_std=noise_std)
         else:
             noise = self.noise.gaussian(
                 tuple(total.shape), event.noise_std, stage=stage, t=t, sites=sites
@@ -235,6 +250,14 @@ class Gate:
             upload = Upload(with_noise(total, noise, symmetric=is_symmetric))
         self.events.append(event)
         return upload
+
+    def _noise(self, stage: str, n_sites: int) -> float:
+        """Return the noise's standard deviation, in units of sensitivity."""
+        if not self.of_one_site:
+            return self.plan.noise_of_sum(stage, n_sites)
+        if n_sites != 1:
+            raise InvalidInput(f"one site's gate must release for one site, got {n_sites}")
+        return self.plan.noise_of_site(stage)
 
     def _sum(self, part: Part, stage: str, bound: float) -> Any:
         """Return the sum of what some sites contribute, clipped, in floats or in grid units."""
@@ -246,7 +269,7 @@ class Gate:
         finite = np.isfinite(on_host(contribution.norms))
         keep = kept(batch, sample, contribution.like)
         keep = finite if keep is None else finite & (on_host(keep) > 0)
-        return exact_sum(contribution.terms, keep, bound, symmetric=contribution.symmetric)
+        return exact_sum(contribution, keep, bound)
 
     def _require_drawn(
         self, planned: PlannedRelease, sample: RoundSample, batch: Batch, t: int

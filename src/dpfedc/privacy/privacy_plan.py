@@ -41,7 +41,9 @@ class PlannedRelease:
 
     `noise_multiplier` is z: the standard deviation of the noise that protects a site, as its
     adversary sees it, over the release's sensitivity. `rounds_per_site` is the most rounds that
-    any one site takes part in. `sampling_probability` is the chance of a record to be in a round.
+    any one site takes part in, spare ones included. `sampling_probability` is the chance of a
+    record to be in a round. The stage combines `n_rounds`; `spare_rounds` more may be asked for in
+    place of rounds that were lost, each with noise of its own.
     """
 
     stage: str
@@ -50,13 +52,16 @@ class PlannedRelease:
     rounds_per_site: int
     noise_multiplier: float
     sampling_probability: float = 1.0
+    spare_rounds: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.stage, str) or not self.stage:
             raise InvalidInput(f"stage must be a name, got {self.stage!r}")
         require_integer("n_rounds", self.n_rounds, least=1)
         require_integer("sites_per_round", self.sites_per_round, least=1)
-        require_integer("rounds_per_site", self.rounds_per_site, least=1, most=self.n_rounds)
+        require_integer("spare_rounds", self.spare_rounds, least=0)
+        most = self.n_rounds + self.spare_rounds
+        require_integer("rounds_per_site", self.rounds_per_site, least=1, most=most)
         require_number("noise_multiplier", self.noise_multiplier, least=MIN_NOISE_MULTIPLIER)
         require_number("sampling_probability", self.sampling_probability, above=0, most=1)
 
@@ -133,12 +138,28 @@ class PrivacyPlan:
             return z
         return float(z * (n_taking_part / self.honest_shares(n_taking_part)) ** 0.5)
 
+    def noise_of_site(self, stage: str) -> float:
+        """Return the standard deviation of what a site adds by itself, in units of sensitivity.
+
+        With secure aggregation that is a share: as many of them as survive for certain and are
+        honest come to z.
+        """
+        planned = self.of_stage(stage)
+        if self.trust == "local":
+            return planned.noise_multiplier
+        if self.trust == "trusted-server":
+            raise InvalidInput("sites must add noise themselves, got trust trusted-server")
+        return float(planned.noise_multiplier / self.honest_shares(planned.sites_per_round) ** 0.5)
+
     def to_json(self) -> str:
         """Return the plan as JSON."""
         content = asdict(self)
         unit, n_sites = content.pop("unit"), content.pop("sites_per_person")
-        # Written only where it says something: plans of before it was known stay as they were.
+        # Written only where they say something: plans of before they were known stay as they were.
         more = {} if n_sites == 1 else {"sites_per_person": n_sites}
+        for release in content["releases"]:
+            if not release["spare_rounds"]:
+                del release["spare_rounds"]
         return json.dumps({"unit": unit, "relation": RELATION, **content, **more}, indent=1)
 
     @classmethod

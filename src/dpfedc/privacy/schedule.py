@@ -48,11 +48,12 @@ class Scheduled(Protocol):
 
 
 def cohorts(
-    stage: Scheduled, n_sites: int, randomness: Randomness
+    stage: Scheduled, n_sites: int, randomness: Randomness, *, spare_rounds: int = 0
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Return the sites of each round of a stage, by the public seed of the run."""
+    """Return the sites of each round of a stage, by the public seed of the run; spare ones last."""
     rng = randomness.generator(f"participation {stage.name}")
-    return schedule(n_sites, stage.taking_part(n_sites), stage.n_rounds, rng=rng)
+    n_rounds = stage.n_rounds + spare_rounds
+    return schedule(n_sites, stage.taking_part(n_sites), n_rounds, rng=rng)
 
 
 def _dealt_rounds(

@@ -16,10 +16,17 @@ FROM_WHOM = {
 }
 HOW_IT_WORKS = {
     "local": "Each site adds its own noise before anything leaves it.",
-    "secure-aggregation": "The uploads are added up in secret (secure aggregation): the server "
-    "learns their sum and nothing else, and each site adds a share of the noise.",
+    "secure-aggregation": "The uploads are added up in secret (secure aggregation): of them the "
+    "server learns the sum alone, and each site adds a share of the noise.",
     "trusted-server": "The server adds the noise, and sees the sites' exact uploads.",
 }
+
+AGAINST_THE_SERVER = (
+    "a sum of fewer sites is never opened, nor a second one of a round, also if the server breaks "
+    "the rules. That the sites are real, and not the server's own, rests on the operators: they "
+    "must have compared the run's identity before they accepted it. If the cryptography is broken "
+    "one day, whoever kept the traffic knows what all others together know."
+)
 
 _PRONOUN = {"record": "it was", "person": "they were"}
 
@@ -135,6 +142,8 @@ def privacy_statement(guarantee: PrivacyGuarantee) -> list[str]:
     ]
     if guarantee.trust == "secure-aggregation":
         paragraphs.append(f"Assumed: {assumption(guarantee)}")
+    if guarantee.trust == "secure-aggregation" and not guarantee.stamp:
+        paragraphs.append(f"Server: {AGAINST_THE_SERVER}")
     if not guarantee.stamp:
         paragraphs.append(
             "Noise: integers that each site drew from its operating system's own randomness. "
@@ -188,9 +197,10 @@ def less_protected(guarantee: PrivacyGuarantee) -> list[str]:
 def assumption(guarantee: PrivacyGuarantee) -> str:
     """Return what secure aggregation takes for granted, and what is left if it does not hold."""
     survivors, colluding = guarantee.min_survivors, guarantee.colluding_sites
-    arrive = "of all sites that take part"
+    arrive, fewer = "of all sites that take part", ""
     if survivors is not None:
         arrive = f"of at least {survivors} sites"
+        fewer = " (of all, where fewer are asked)"
     together = "no site works"
     if colluding:
         together = "at most one site works" if colluding == 1 else f"at most {colluding} sites work"
@@ -198,6 +208,6 @@ def assumption(guarantee: PrivacyGuarantee) -> str:
     if guarantee.sites_per_person > 1:
         against = "For a person against whom all sites but their own and the server work together"
     return (
-        f"in every round the uploads {arrive} arrive, and {together} with the server against the "
-        f"others. {against}, epsilon is {number(guarantee.epsilon_if_others_collude)}."
+        f"in every round the uploads {arrive} arrive{fewer}, and {together} with the server "
+        f"against the others. {against}, epsilon is {number(guarantee.epsilon_if_others_collude)}."
     )

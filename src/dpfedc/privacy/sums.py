@@ -1,7 +1,7 @@
 """What a stage hands to the gate: numbers computed from records, not yet released.
 
 Nearly every proved release is a sum over records of h_j r_j', and `OuterSum` is that sum, written
-once: its total for the fast path, its terms for the exact one.
+once: its total for the fast path, its rows for the exact one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
+from dpfedc.errors import DPFedCError
 from dpfedc.kernels import Array
 from dpfedc.kernels.clipping import clip_weights
 from dpfedc.kernels.row_views import Rows
@@ -62,7 +63,8 @@ class OuterSum:
 
     `left` holds the h_j, as an array (n x k) or as rows that are formed a chunk at a time; `right`
     holds the r_j. The gate chooses weights w so that no record contributes more than the stage's
-    sensitivity, and a null or unsampled record nothing. `shape` is what the sum is to be seen as.
+    sensitivity, and a null or unsampled record nothing. `shape` is what the sum is to be seen as. A
+    symmetric sum has the same rows on both sides.
     """
 
     left: Any
@@ -71,6 +73,10 @@ class OuterSum:
     factor: float = 1.0
     shape: tuple[int, ...] | None = None
     symmetric: bool = False
+
+    def __post_init__(self) -> None:
+        if self.symmetric and (self.left is not self.right or self.shape is not None):
+            raise DPFedCError("a symmetric sum must have the same rows on both sides, and no shape")
 
     @property
     def like(self) -> Array:
@@ -84,7 +90,7 @@ class OuterSum:
     def total(self, weights: Array) -> Array:
         """Return the sum of w_j phi_j: one matrix product."""
         weights = self.factor * weights if self.factor != 1 else weights
-        if hasattr(self.left, "weighted_sums"):
+        if self._is_view:
             total: Array = 0.0
             for start in range(0, weights.shape[0], CHUNK):
                 rows = slice(start, min(start + CHUNK, weights.shape[0]))
@@ -92,20 +98,23 @@ class OuterSum:
                 total = left.T @ self.right.formed(rows) + total
         else:
             total = self.right.weighted_sums(self.left * weights[:, None])
-        return self._shaped(total, ())
-
-    def terms(self, rows: slice) -> Array:
-        """Return the phi_j of consecutive rows, stacked, neither clipped nor weighted."""
-        formed = hasattr(self.left, "weighted_sums")
-        left = self.left.formed(rows) if formed else self.left[rows, :]
-        left = self.factor * left if self.factor != 1 else left
-        products = left[:, :, None] * self.right.formed(rows)[:, None, :]
-        return self._shaped(products, (products.shape[0],))
-
-    def _shaped(self, values: Array, first: tuple[int, ...]) -> Array:
         if self.shape is None:
-            return values
-        return array_namespace(values).reshape(values, (*first, *self.shape))
+            return total
+        return array_namespace(total).reshape(total, self.shape)
+
+    def formed(self, rows: slice) -> tuple[Array, Array]:
+        """Return the left and right rows of consecutive records; of a symmetric sum, one for both.
+
+        Neither the factor nor a weight is in them.
+        """
+        right = self.right.formed(rows)
+        if self.symmetric:
+            return right, right
+        return (self.left.formed(rows) if self._is_view else self.left[rows, :]), right
+
+    @property
+    def _is_view(self) -> bool:
+        return hasattr(self.left, "weighted_sums")
 
 
 @dataclass(frozen=True)

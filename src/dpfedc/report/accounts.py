@@ -41,11 +41,16 @@ class Account:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a run reported, and what follows from the releases that it logged."""
+    """What a run reported, and what follows from the releases that it logged.
+
+    `n_assumed` rounds are counted as released though their noise is not logged: some sites may have
+    been charged for one that was lost, and a spare one is paid for whether it is needed or not.
+    """
 
     reported: float
     logged: float
     n_rounds: int
+    n_assumed: int = 0
 
     @property
     def agrees(self) -> bool:
@@ -98,35 +103,50 @@ def logged_releases(record: RunRecord, plan: PrivacyPlan) -> tuple[PlannedReleas
 
     z is computed again from each round's noise, sensitivity and number of sites; in a stage the
     least z and the largest sampling probability count for all rounds. Participation is balanced, so
-    the most used site was in ceil(sum of the rounds' sites / N) rounds.
+    the most used site was in ceil(sum of the rounds' sites / N) rounds. Rounds that were lost, and
+    spare ones, count as if all their sites had released.
     """
+    return tuple(_logged_stage(stage, rounds, plan) for stage, rounds in _by_stage(record).items())
+
+
+def _by_stage(record: RunRecord) -> dict[str, list[RoundRecord]]:
     stages: dict[str, list[RoundRecord]] = {}
     for entry in record.rounds:
         stages.setdefault(entry.stage, []).append(entry)
-    return tuple(_logged_stage(stage, rounds, plan) for stage, rounds in stages.items())
+    return stages
 
 
 def _logged_stage(stage: str, rounds: list[RoundRecord], plan: PrivacyPlan) -> PlannedRelease:
-    planned = plan.of_stage(stage).noise_multiplier
+    planned, used = plan.of_stage(stage), [r for r in rounds if not r.lost]
+    if not used:
+        raise InvalidInput(f"stage {stage!r} must have a round that was not lost, got none")
     try:
         z = [
             r.release["noise_std"] / r.release["sensitivity"]
-            / (plan.noise_of_sum(stage, r.n_sites) / planned)
-            for r in rounds
+            / (plan.noise_of_sum(stage, r.n_sites) / planned.noise_multiplier)
+            for r in used
         ]  # fmt: skip
-        chances = [r.release["sampling_probability"] for r in rounds]
+        chances = [r.release["sampling_probability"] for r in used]
     except KeyError as error:
         raise InvalidInput(
             f"every round of stage {stage!r} must log its noise, got one without"
         ) from error
+    n_assumed = _n_assumed(rounds, planned)
+    met = sum(r.n_sites for r in used) + n_assumed * planned.sites_per_round
     return PlannedRelease(
         stage,
-        len(rounds),
-        max(r.n_sites for r in rounds),
-        -(-sum(r.n_sites for r in rounds) // plan.n_sites),
+        len(used) + n_assumed,
+        max(r.n_sites for r in used),
+        -(-met // plan.n_sites),
         min(z),
         max(chances),
     )
+
+
+def _n_assumed(rounds: list[RoundRecord], planned: PlannedRelease) -> int:
+    """Return how many rounds of a stage were lost, or spare and not needed."""
+    unused = planned.n_rounds + planned.spare_rounds - len(rounds)
+    return sum(r.lost for r in rounds) + min(max(unused, 0), planned.spare_rounds)
 
 
 def compared(record: RunRecord, plan: PrivacyPlan) -> Comparison:
@@ -135,4 +155,6 @@ def compared(record: RunRecord, plan: PrivacyPlan) -> Comparison:
     if promise is None:
         raise InvalidInput("the run must have reported its privacy, got a plan without a promise")
     epsilon = plan_epsilon(replace(plan, releases=logged_releases(record, plan)))
-    return Comparison(promise.epsilon, epsilon, len(record.rounds))
+    stages = _by_stage(record).items()
+    n_assumed = sum(_n_assumed(rounds, plan.of_stage(stage)) for stage, rounds in stages)
+    return Comparison(promise.epsilon, epsilon, len(record.rounds), n_assumed)

@@ -110,7 +110,9 @@ def summary_sentences(record: RunRecord, model: ClusterModel) -> list[str]:
             columns=columns_of(model),
         )
     ]
-    rounds = counted(n_rounds, "round")
+    rounds, n_lost = counted(n_rounds, "round"), sum(entry.lost for entry in record.rounds)
+    if n_lost:
+        rounds += f", of which {n_lost:,} {'was' if n_lost == 1 else 'were'} lost (too few answers)"
     if n_sites > 1:
         sentences.append(f"It took {rounds}; each site kept its {unit}s to itself.")
     else:

@@ -11,6 +11,7 @@ from dpfedc.errors import InvalidInput
 from dpfedc.privacy.privacy_plan import PrivacyPlan
 from dpfedc.privacy.statement import (
     FROM_WHOM,
+    assumption,
     changes_the_sum,
     how_likely,
     left_blank,
@@ -72,6 +73,7 @@ def promise_in_short(promise: PrivacyGuarantee) -> list[str]:
         f"delta {number(promise.delta)}, what was released would be {how_likely(promise.epsilon)} "
         f"if {left_blank(promise.unit)} had been left blank.",
         f"From whom: {FROM_WHOM[promise.trust]}.",
+        *([f"Assumed: {assumption(promise)}"] if promise.trust == "secure-aggregation" else ()),
         f"Not protected: {open_to}",
     ]
 
@@ -112,7 +114,10 @@ def stage_rows(record: RunRecord) -> list[tuple[str, str, str, str]]:
         if "noise_multiplier" not in stage:
             continue
         rounds, share = f"{stage['n_rounds']:,}", stage["budget_share"]
-        if stage["rounds_per_site"] < stage["n_rounds"]:
+        spare = stage.get("spare_rounds", 0)
+        if spare:
+            rounds += f" + {spare:,} spare"
+        if stage["rounds_per_site"] < stage["n_rounds"] + spare:
             rounds += f" ({stage['rounds_per_site']:,} per site)"
         budget = "the rest" if share is None else percent(share)
         name = f"{stage['stage']}: {stage['purpose']}"

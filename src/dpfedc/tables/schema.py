@@ -20,7 +20,14 @@ from typing import Any
 from dpfedc.errors import DataUnavailable, InvalidInput
 from dpfedc.settings import require_choice, require_integer
 from dpfedc.tables.layout import Layout
-from dpfedc.tables.schema_columns import AUTO, ENTRIES, Column, checked_column
+from dpfedc.tables.schema_columns import (
+    AUTO,
+    ENTRIES,
+    Column,
+    checked_column,
+    is_column_name,
+    repeated,
+)
 
 ROW_RULES = ("mean", "first", "last")
 MAX_COLUMNS = 20_000
@@ -148,14 +155,14 @@ class Schema:
             raise InvalidInput("a schema must have a column that is not ignored")
         for what in ("person", "date", "site", "id"):
             name = getattr(self, what)
-            if name is not None and not (isinstance(name, str) and name.strip()):
-                raise InvalidInput(f"{what} must name a column, got {name!r}")
+            if name is not None and not is_column_name(name):
+                raise InvalidInput(f"{what} must name a column, got {str(name)[:80]!r}")
             if name in [column.name for column in self.columns] and what != "date":
                 raise InvalidInput(
                     f"column {name!r} must not be both the {what} and clustered: take its "
                     "[[column]] out"
                 )
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = repeated(names)
         if twice:
             raise InvalidInput(f"column {twice[0]!r} must be described once, got it twice")
         if len(set(self.features)) < len(self.features):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from dpfedc.errors import InvalidInput
 from dpfedc.settings import require_choice, require_number
@@ -21,7 +22,7 @@ AUTO, OPEN, OTHER = "auto", "?", "other"
 that stands for all that are not listed."""
 WEIGHTS = {"number": 1.0, "category": 0.5}
 """How much a column counts by default. At half weight categories do not drown the numbers."""
-MAX_WEIGHT, MAX_VALUES = 100.0, 1000
+MAX_WEIGHT, MAX_VALUES, MAX_NAME = 100.0, 1000, 200
 ENTRIES = {
     "number": ("range", "transform", "missing", "weight", "typical"),
     "category": ("values", "weight", "typical"),
@@ -76,13 +77,23 @@ class Column:
             yield Group(GAPS, start + 1, 1, WEIGHTS["category"] * self.weight, known)
 
 
+def is_column_name(name: Any) -> TypeGuard[str]:
+    """Return whether a column may be called so: a short text."""
+    return isinstance(name, str) and bool(name.strip()) and len(name) <= MAX_NAME
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Return the names that are there more than once, sorted."""
+    return sorted(name for name, n in Counter(names).items() if n > 1)
+
+
 def checked_column(table: Any) -> Column:
     """Return a checked column."""
     if not isinstance(table, Mapping):
         raise InvalidInput(f"[[column]] must be a table, got {table!r}")
     name = table.get("name")
-    if not isinstance(name, str) or not name.strip() or name != name.strip() or len(name) > 200:
-        raise InvalidInput(f"a column's name must be a short text, got {name!r}")
+    if not is_column_name(name) or name != name.strip():
+        raise InvalidInput(f"a column's name must be a short text, got {str(name)[:80]!r}")
     where = f"column {name!r}"
     kind = require_choice(f"{where}: kind", table.get("kind"), KINDS)
     for entry in table:
@@ -137,7 +148,7 @@ def _values(where: str, values: Any) -> tuple[str, ...]:
         if not isinstance(value, (str, int)):
             raise InvalidInput(f"{where}: values must be texts or whole numbers, got {value!r}")
         texts.append(str(value).lower() if isinstance(value, bool) else str(value).strip())
-    twice = sorted({text for text in texts if texts.count(text) > 1})
+    twice = repeated(texts)
     if twice or "" in texts or OTHER in texts:
         got = f"{twice[0]!r} twice" if twice else "an empty one or 'other', which is there anyway"
         raise InvalidInput(f"{where}: values must differ and not be empty, got {got}")

@@ -159,7 +159,7 @@ def _scaled(
 ) -> PrivacyPlan:
     """Return the plan with the same noise over records in every round, added to the sum at once."""
     releases = []
-    for stage, (name, n_rounds, per_round, most, q) in zip(
+    for stage, (name, n_rounds, per_round, most, q, _) in zip(
         stages, planned_releases(fewer, small), strict=True
     ):
         taking_part = stage.taking_part(facts.n_sites)

@@ -8,14 +8,29 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from dpfedc.errors import Refused
+from dpfedc.errors import Refused, RoundSpent, RunClosed
 from dpfedc.privacy.charges import due_release
 from dpfedc.privacy.ledger.caps import Amounts, BasicCap, cap_of
-from dpfedc.privacy.ledger.ledger_rows import Answer, Charge, Opening, Row, UnitChange
-from dpfedc.privacy.privacy_plan import RELATION, PrivacyPlan
+from dpfedc.privacy.ledger.chain import Head
+from dpfedc.privacy.ledger.ledger_rows import (
+    Answer,
+    Charge,
+    Opening,
+    Recovery,
+    Row,
+    UnitChange,
+    Unmasking,
+)
+from dpfedc.privacy.ledger.lost_rows import (
+    exact_sums,
+    left_of_cap,
+    require_one_branch,
+    still_planned,
+)
+from dpfedc.privacy.privacy_plan import RELATION, PlannedRelease, PrivacyPlan
 from dpfedc.settings import UNITS, require_choice, require_integer
 
 _ROUNDING = 1e-9
@@ -36,11 +51,14 @@ class Book:
         self.plans: dict[str, PrivacyPlan] = {}
         self.charges: dict[tuple[str, str], dict[int, Charge]] = {}
         self.answers: dict[tuple[str, str, int], tuple[int, Answer]] = {}
+        self.unmasked: set[tuple[str, str, int]] = set()
         # Exact numbers: in floating point, many small charges could add up to nothing.
         self.spent = dict.fromkeys(opening.limits, Fraction(0))
         self.spent_if_others_collude = dict.fromkeys(opening.limits, Fraction(0))
         # What these are the sums of, since the unit was changed last: (cost, if others collude).
         self._costs: list[tuple[Amounts, Amounts]] = []
+        self.recoveries: list[Recovery] = []
+        self.closed: set[str] = set()
 
     def charge(
         self,
@@ -55,15 +73,12 @@ class Book:
     ) -> Charge:
         """Return the charge for a release, or refuse it. Costs are the cap's, unless given."""
         first = run not in self.plans
-        self._check_plan(run, plan)
+        self.check_plan(run, plan)
+        self.require_open(run)
         self._check_release(run, plan, stage, t, z)
-        survivors, colluding = 1, 0
-        if plan.trust == "secure-aggregation":
-            colluding = plan.colluding_sites
-            n_taking_part = plan.of_stage(stage).sites_per_round
-            survivors = plan.honest_shares(n_taking_part) + colluding
+        survivors, colluding = _sharing(plan, stage)
         if costs is None:
-            costs = self.cap.costs(plan, z, shares=survivors - colluding, first=first)
+            costs = self.cost_of(plan, stage, z, first=first)
         for name, cost in costs[0].items():
             room = Fraction(self.opening.limits[name]) - self.spent[name]
             if not cost <= room:  # so put, NaN is refused
@@ -74,6 +89,48 @@ class Book:
         planned = json.loads(plan.to_json()) if first else None
         return Charge(run, stage, t, request, z, survivors, colluding, *costs, planned)
 
+    def cost_of(
+        self, plan: PrivacyPlan, stage: str, z: float, *, first: bool
+    ) -> tuple[Amounts, Amounts]:
+        """Return what a release costs, and what it costs if all others collude."""
+        survivors, colluding = _sharing(plan, stage)
+        return self.cap.costs(plan, z, shares=survivors - colluding, first=first)
+
+    def require_open(self, run: str) -> None:
+        """Refuse a run that may have released more than its rows say."""
+        if run in self.closed:
+            raise RunClosed(
+                f"run {run[:12]} is closed here: rows of the site's ledger were lost while it was "
+                "under way"
+            )
+
+    def recovery(
+        self,
+        n_rows: int,
+        seen: Head | None,
+        plans: Mapping[str, PrivacyPlan] | None,
+        *,
+        costs: tuple[Amounts, Amounts] | None = None,
+    ) -> Recovery:
+        """Return the row that charges what lost rows can have cost at most, or refuse it.
+
+        The ledger has `n_rows` now. With `plans`, no other runs but these and those in the ledger
+        can have been charged. Costs are computed, unless given.
+        """
+        left = left_of_cap(self)
+        ours = alone = left
+        if plans is not None:
+            if seen is not None:
+                require_one_branch(seen.n_rows, n_rows)
+            ours, alone = still_planned(self, plans) if costs is None else exact_sums(*costs)
+        cost = {name: _rounded_up(min(amount, left[name])) for name, amount in ours.items()}
+        return Recovery(
+            None if seen is None else [seen.n_rows, seen.digest],
+            None if plans is None else {r: json.loads(p.to_json()) for r, p in plans.items()},
+            cost,
+            {name: _rounded_up(amount) for name, amount in alone.items()},
+        )
+
     def answer(self, run: str, stage: str, t: int, digest: str) -> Answer:
         """Return the row that says what was answered, or refuse it."""
         if t not in self.charges.get((run, stage), {}):
@@ -81,6 +138,15 @@ class Book:
         if (run, stage, t) in self.answers:
             raise Refused(f"round {t} of stage {stage!r} has been answered")
         return Answer(run, stage, int(t), digest)
+
+    def unmask(self, run: str, stage: str, t: int, request: str) -> Unmasking:
+        """Return the row that says that the sum of a round is being opened, or refuse it."""
+        place = (run, stage, t)
+        if place not in self.answers or self.plans[run].trust != "secure-aggregation":
+            raise Refused(f"round {t} of stage {stage!r} has no masked answer")
+        if place in self.unmasked:
+            raise RoundSpent(f"round {t} of stage {stage!r} was opened before, and is only once")
+        return Unmasking(run, stage, int(t), request)
 
     def change_unit(self, unit: str, rows_per_person: int) -> UnitChange:
         """Return the row that changes the unit, or refuse it. Over the cap is no reason to.
@@ -117,9 +183,11 @@ class Book:
             return None
         what = f"round {t} of stage {stage!r}"
         if charge.request != request:
-            raise Refused(f"{what} was charged for another request")
+            raise RoundSpent(f"{what} was charged for another request")
         if (run, stage, t) not in self.answers:
-            raise Refused(f"{what} is spent: it was charged, and its answer was lost or is not yet")
+            raise RoundSpent(
+                f"{what} is spent: it was charged, and its answer was lost or is not yet"
+            )
         return self.answers[run, stage, t]
 
     def add(self, number: int, row: Row) -> None:
@@ -129,8 +197,13 @@ class Book:
         elif isinstance(row, Answer):
             self.answer(row.run, row.stage, row.t, row.digest)
             self.answers[row.run, row.stage, row.t] = (number, row)
+        elif isinstance(row, Unmasking):
+            self.unmask(row.run, row.stage, row.t, row.request)
+            self.unmasked.add((row.run, row.stage, row.t))
         elif isinstance(row, UnitChange):
             self._add_change(row)
+        elif isinstance(row, Recovery):
+            self._add_recovery(number - 1, row)
         else:
             raise Refused("a ledger is opened once")
 
@@ -156,14 +229,35 @@ class Book:
 
     def _add_change(self, row: UnitChange) -> None:
         due = self.change_unit(row.unit, row.rows_per_person)
-        carried = _larger(due.carried, row.carried)
-        alone = _larger(due.carried_if_others_collude, row.carried_if_others_collude)
+        wrong = "what is carried over is not what was spent before, for the new unit"
+        carried = _larger(due.carried, row.carried, wrong)
+        alone = _larger(due.carried_if_others_collude, row.carried_if_others_collude, wrong)
         self.unit, self.rows_per_person = due.unit, due.rows_per_person
         self._costs = [(carried, alone)]
         self.spent = {name: Fraction(amount) for name, amount in carried.items()}
         self.spent_if_others_collude = {name: Fraction(amount) for name, amount in alone.items()}
 
-    def _check_plan(self, run: str, plan: PrivacyPlan) -> None:
+    def _add_recovery(self, n_rows: int, row: Recovery) -> None:
+        plans = None
+        if row.plans is not None:
+            plans = {r: PrivacyPlan.from_json(json.dumps(p)) for r, p in row.plans.items()}
+        seen = None if row.seen is None else Head(*row.seen)
+        # An epsilon stands as it was computed, as that of a charge does.
+        stands = plans is not None and isinstance(self.cap, BasicCap)
+        known = (row.cost, row.cost_if_others_collude) if stands else None
+        due = self.recovery(n_rows, seen, plans, costs=known)
+        wrong = "what is charged for lost rows is not the most that they can have cost"
+        cost = _larger(due.cost, row.cost, wrong)
+        alone = _larger(due.cost_if_others_collude, row.cost_if_others_collude, wrong)
+        self._costs.append((cost, alone))
+        left = left_of_cap(self)
+        for name in self.spent:
+            self.spent[name] += min(Fraction(cost[name]), left[name])
+            self.spent_if_others_collude[name] += Fraction(alone[name])
+        self.closed |= {*self.plans, *(plans or ())}
+        self.recoveries.append(row)
+
+    def check_plan(self, run: str, plan: PrivacyPlan) -> None:
         """Refuse a plan that is not the run's, or not one that this ledger can account for."""
         own = self.opening
         if (self.unit, own.relation) != (plan.unit, RELATION):
@@ -182,11 +276,24 @@ class Book:
         done = self.charges.get((run, stage), {})
         last = next(reversed(done), 0)
         planned = due_release(plan, stage, t, n_charged=len(done), last_round=last)
-        if z < planned.noise_multiplier * (1 - _ROUNDING):
+        if z < self.least_noise(planned):
             raise Refused(
                 f"the noise multiplier of stage {stage!r} must be at least the plan's "
                 f"{planned.noise_multiplier}, got {z}"
             )
+
+    @staticmethod
+    def least_noise(planned: PlannedRelease) -> float:
+        """Return the least noise multiplier that is not called less than the plan's."""
+        return planned.noise_multiplier * (1 - _ROUNDING)
+
+
+def _sharing(plan: PrivacyPlan, stage: str) -> tuple[int, int]:
+    """Return how many sites add the noise of a release together, and how many of them collude."""
+    if plan.trust != "secure-aggregation":
+        return 1, 0
+    honest = plan.honest_shares(plan.of_stage(stage).sites_per_round)
+    return honest + plan.colluding_sites, plan.colluding_sites
 
 
 def _rounded_up(amount: Fraction) -> float:
@@ -197,11 +304,11 @@ def _rounded_up(amount: Fraction) -> float:
     return nearest if Fraction(nearest) >= amount else math.nextafter(nearest, math.inf)
 
 
-def _larger(due: Amounts, written: Amounts) -> Amounts:
-    """Return what was carried over; refuse it if it is not what was due, but for rounding."""
+def _larger(due: Amounts, written: Amounts, wrong: str) -> Amounts:
+    """Return the larger amounts; refuse what was written if it was not due, but for rounding."""
     fits = dict(written).keys() == due.keys() and all(
         math.isclose(written[name], amount, rel_tol=_ROUNDING) for name, amount in due.items()
     )
     if not fits:
-        raise Refused("what is carried over is not what was spent before, for the new unit")
+        raise Refused(wrong)
     return {name: max(amount, written[name]) for name, amount in due.items()}

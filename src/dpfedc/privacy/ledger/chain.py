@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from dpfedc.errors import InvalidInput, Refused
+from dpfedc.privacy.ledger.ledger_file import SUFFIXES, OpenFiles
+from dpfedc.whole_files import sync_folder
 
-FORMATS = (0, 1)
-"""SQLite's user_version of the files that can be read. Version 0.1.0 wrote and reads format 0; a
-file becomes one of format 1 with the first row that it would not understand."""
+NEWEST = 3
+"""The newest format that can be read, SQLite's user_version. Version 0.1.0 wrote format 0; a file
+becomes one of a later format with the first row that needs it: units 1, lost rows 2, unmasking 3.
+"""
 _WAIT_S = 60.0
 """How long a process waits for another one that is writing."""
 
@@ -59,6 +62,10 @@ class Head:
 EMPTY = Head(0, "")
 
 
+class RowsLost(Refused):
+    """A ledger without rows that somebody has seen. The words hold a path: not to be sent."""
+
+
 class Chain:
     """The file. A row is a JSON object; rows are numbered from 1."""
 
@@ -70,19 +77,23 @@ class Chain:
             self._db = sqlite3.connect(where, uri=True, timeout=_WAIT_S, isolation_level=None)
             try:
                 (found,) = self._db.execute("PRAGMA user_version").fetchone()
-                if found not in FORMATS:
-                    known = " or ".join(map(str, FORMATS))
-                    raise Unusable(f"{path} must be a ledger of format {known}, got {found}")
+                if not 0 <= found <= NEWEST:
+                    raise Unusable(
+                        f"{path} must be a ledger of format {NEWEST} at most, got {found}"
+                    )
                 self._db.execute("PRAGMA journal_mode = WAL")
                 # Every commit is on the disk before it returns; fullfsync makes macOS obey.
                 self._db.execute("PRAGMA synchronous = FULL")
                 self._db.execute("PRAGMA fullfsync = ON")
+                # From the first look into the file on, its log and its locks are there to stay.
+                self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
             except (sqlite3.Error, Unusable):
                 self._db.close()
                 raise
+        self._files = OpenFiles(path)
 
     @classmethod
-    def create(cls, path: Path, first: Mapping[str, Any], *, newest: bool = False) -> Chain:
+    def create(cls, path: Path, first: Mapping[str, Any], *, needs: int = 0) -> Chain:
         """Make the file, which only its owner can read, with its first row."""
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -94,13 +105,13 @@ class Chain:
                 with chain.transaction():
                     for statement in _SCHEMA:
                         chain._db.execute(statement)
-                    chain.append(EMPTY, first, newest=newest)
-                _sync_folder(path.resolve().parent)
+                    chain.append(EMPTY, first, needs=needs)
+                sync_folder(path.resolve().parent)
             except BaseException:
                 chain.close()
                 raise
         except BaseException:
-            for suffix in ("", "-wal", "-shm"):  # all ours, and nothing is charged yet
+            for suffix in SUFFIXES:  # all ours, and nothing is charged yet
                 Path(f"{path}{suffix}").unlink(missing_ok=True)
             raise
         return chain
@@ -128,10 +139,30 @@ class Chain:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
 
-    def append(self, head: Head, content: Mapping[str, Any], *, newest: bool = False) -> Head:
-        """Add a row after the head and return the new head; `newest` if it needs that format."""
-        if newest:  # in the same transaction as the row
-            self._db.execute(f"PRAGMA user_version = {FORMATS[-1]}")
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Do a transaction in the very file that was opened, as it lies on the disk now.
+
+        At the end it is looked at once more: rows in a file that is gone would soon be nowhere.
+        """
+        self.require_same_files()
+        with self._explained():
+            # Pages in memory would hide that the file was written over.
+            self._db.execute("PRAGMA shrink_memory")
+        with self.transaction():
+            yield
+        self.require_same_files()
+
+    def require_same_files(self) -> None:
+        """Refuse files that are gone, were replaced, or are not their owner's only."""
+        if (trouble := self._files.trouble()) is not None:
+            raise Unusable(trouble)
+
+    def append(self, head: Head, content: Mapping[str, Any], *, needs: int = 0) -> Head:
+        """Add a row after the head and return the new head; `needs` is the row's format."""
+        (found,) = self._db.execute("PRAGMA user_version").fetchone()
+        if needs > found:  # in the same transaction as the row
+            self._db.execute(f"PRAGMA user_version = {needs}")
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
         new = Head(head.n_rows + 1, _digest(head, text))
         self._db.execute("INSERT INTO chain VALUES (?, ?, ?)", (new.n_rows, text, new.digest))
@@ -140,14 +171,19 @@ class Chain:
     def rows(self, after: Head = EMPTY) -> Iterator[tuple[Head, dict[str, Any]]]:
         """Yield the rows after a head, each with its own head.
 
-        `Damaged` names the first row that does not follow from the one before.
+        `Damaged` names the first row that does not follow from the one before, or says that the
+        head's own row is not there any more.
         """
         head = after
         with self._explained():
             found = self._db.execute(
-                "SELECT row, content, digest FROM chain WHERE row > ? OR row < 1 ORDER BY row",
+                "SELECT row, content, digest FROM chain WHERE row >= ? OR row < 1 ORDER BY row",
                 (after.n_rows,),
             ).fetchall()
+        if after != EMPTY:
+            if not found or (found[0][0], found[0][2]) != (after.n_rows, after.digest):
+                raise Damaged(f"{self.path}: row {after.n_rows} was there, and is no longer")
+            del found[0]
         for number, text, digest in found:
             expected = head.n_rows + 1
             if number != expected:
@@ -202,13 +238,3 @@ class Chain:
 
 def _digest(previous: Head, text: str) -> str:
     return sha256(json.dumps([previous.digest, text]).encode()).hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Put a new file's name on the disk as well, where the system can do that."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -66,6 +66,16 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Unmasking:
+    """The site has given away its shares that open the sum of a round: once, for one request."""
+
+    run: str
+    stage: str
+    t: int
+    request: str
+
+
+@dataclass(frozen=True)
 class UnitChange:
     """From here on the cap is for another unit; what was spent is carried over, as it counts there.
 
@@ -78,18 +88,36 @@ class UnitChange:
     carried_if_others_collude: Amounts
 
 
+@dataclass(frozen=True)
+class Recovery:
+    """Rows were lost, and this is the most they can have cost. All runs known by then are closed.
+
+    `seen` is a head (rows, hash) that somebody had seen and that is lost, None if nobody had. With
+    `plans`, those of runs that may have been charged and of which no row is left, the cost is that
+    of all that these runs and those in the ledger could still release; without (None), it is all
+    that was left of the cap.
+    """
+
+    seen: list[Any] | None
+    plans: Mapping[str, Any] | None
+    cost: Amounts
+    cost_if_others_collude: Amounts
+
+
 def require_text(name: str, value: Any) -> None:
     """Refuse what would not be read back as it was written."""
     if not isinstance(value, str) or not value:
         raise InvalidInput(f"{name} must be a text that is not empty, got {value!r}")
 
 
-Row = Opening | Charge | Answer | UnitChange
-_KINDS: dict[str, type[Opening] | type[Charge] | type[Answer] | type[UnitChange]] = {
+Row = Opening | Charge | Answer | Unmasking | UnitChange | Recovery
+_KINDS: dict[str, type[Row]] = {
     "opening": Opening,
     "charge": Charge,
     "answer": Answer,
+    "unmasking": Unmasking,
     "unit": UnitChange,
+    "recovery": Recovery,
 }
 
 

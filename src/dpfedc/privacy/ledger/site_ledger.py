@@ -8,8 +8,9 @@ request, and how much of the lifetime cap is left. Design and limits: docs/decis
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -17,60 +18,20 @@ from typing import Self
 
 from dpfedc.errors import DPFedCError, Refused
 from dpfedc.privacy.ledger.book import Book
-from dpfedc.privacy.ledger.caps import BasicCap, Cap, GaussianCap
-from dpfedc.privacy.ledger.chain import EMPTY, Chain, Damaged, Head, Unusable
+from dpfedc.privacy.ledger.caps import Cap
+from dpfedc.privacy.ledger.chain import EMPTY, Chain, Damaged, Head, RowsLost
 from dpfedc.privacy.ledger.ledger_rows import (
     Opening,
+    Recovery,
     Row,
     UnitChange,
     as_content,
     as_row,
     require_text,
 )
+from dpfedc.privacy.ledger.totals import Totals
 from dpfedc.privacy.privacy_plan import PrivacyPlan
 from dpfedc.settings import require_integer, require_number
-
-__all__ = [
-    "BasicCap",
-    "Damaged",
-    "GaussianCap",
-    "Head",
-    "Ledger",
-    "StageCount",
-    "Totals",
-    "Unusable",
-]
-
-
-@dataclass(frozen=True)
-class StageCount:
-    """How often a site has released in one stage of a run."""
-
-    run: str
-    trust: str
-    stage: str
-    n_charged: int
-    n_planned: int
-    n_answered: int
-    last_round: int
-
-
-@dataclass(frozen=True)
-class Totals:
-    """What a ledger has admitted so far.
-
-    `spent`, `left` and `limits` have the names of what the cap limits. Epsilons are for
-    information: what is promised is the cap. What is left is below 0 if a change of unit carried
-    over more than the cap.
-    """
-
-    limits: Mapping[str, float]
-    spent: Mapping[str, float]
-    left: Mapping[str, float]
-    spent_if_others_collude: Mapping[str, float]
-    epsilon: float
-    epsilon_if_others_collude: float
-    stages: tuple[StageCount, ...]
 
 
 class Ledger:
@@ -97,8 +58,8 @@ class Ledger:
     ) -> Ledger:
         """Start the ledger of a holding. All but the unit is fixed here for its lifetime."""
         opening = Opening.of(holding, cap, least_colluding_sites, unit)
-        newest = unit != "record"  # the only unit of format 0
-        return cls._ready(Chain.create(Path(path), _dated(opening), newest=newest))
+        needs = int(unit != "record")  # the only unit of format 0
+        return cls._ready(Chain.create(Path(path), _dated(opening), needs=needs))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Ledger:
@@ -163,17 +124,29 @@ class Ledger:
         require_text("request", request)
         t = require_integer("t", t, least=1)
         z = require_number("noise_multiplier", noise_multiplier, above=0)
-        with self._chain.transaction():
+        with self._writing():
             row = self._read().charge(run, plan, stage, t, request, z)
             head = self._chain.append(self._head, _dated(row))
         return head
 
     def settle(self, run: str, stage: str, t: int, answer: bytes) -> Head:
         """Store the answer to a charged request; it may be sent when this returns."""
-        with self._chain.transaction():
+        with self._writing():
             row = self._read().answer(run, stage, t, sha256(answer).hexdigest())
             head = self._chain.append(self._head, _dated(row))
             self._chain.store(head.n_rows, answer)
+        return head
+
+    def unmask(self, run: str, stage: str, t: int, request: str) -> Head:
+        """Note that the site gives away its shares of a round's masks; they may be sent after it.
+
+        Refuses a second time, whatever the request: two sums of one round would tell the sites
+        apart.
+        """
+        require_text("request", request)
+        with self._writing():
+            row = self._read().unmask(run, stage, t, request)
+            head = self._chain.append(self._head, _dated(row), needs=3)
         return head
 
     def change_unit(self, unit: str, *, rows_per_person: int) -> Head:
@@ -184,14 +157,36 @@ class Ledger:
         written all the same, and no release is admitted after it. A run under way for the old unit
         goes no further.
         """
-        with self._chain.transaction():
+        with self._writing():
             row = self._read().change_unit(unit, rows_per_person)
-            head = self._chain.append(self._head, _dated(row), newest=True)
+            head = self._chain.append(self._head, _dated(row), needs=1)
         return head
 
     def change_of_unit(self, unit: str, *, rows_per_person: int) -> UnitChange:
         """Return what `change_unit` would write now; nothing is written."""
         return self._read().change_unit(unit, rows_per_person)
+
+    def recover(self, seen: Head | None, *, plans: Mapping[str, PrivacyPlan] | None = None) -> Head:
+        """Charge the most that lost rows can have cost, and go on; all runs so far are closed.
+
+        `seen` is the head that is lost, if anybody has seen one: it counts as held from then on.
+        Without `plans` all that is left of the cap is charged. They are for the operator to
+        declare: no run was charged since the rows were lost but those in the ledger and these, the
+        unit was not changed, and nothing was charged since the file was put back.
+        """
+        with self._writing():
+            row = self.worst_case(seen, plans=plans)
+            head = self._chain.append(self._head, _dated(row), needs=2)
+        return head
+
+    def worst_case(
+        self, seen: Head | None, *, plans: Mapping[str, PrivacyPlan] | None = None
+    ) -> Recovery:
+        """Return what `recover` would write now; nothing is written."""
+        book = self._read()
+        if seen is not None and self._holds(book, seen):
+            raise Refused(f"the ledger holds the {seen.n_rows} rows that were seen: none is lost")
+        return book.recovery(self._head.n_rows, seen, plans)
 
     def head(self) -> Head:
         """Return the number of rows and the hash that stands for all of them."""
@@ -201,43 +196,38 @@ class Ledger:
     def require(self, head: Head) -> None:
         """Refuse unless the chain contains this head, which somebody has seen.
 
-        It does not if the file was restored from a backup made before.
+        It does not if the file was restored from a backup made before, and nobody has charged for
+        what was lost.
         """
-        self._read()
+        if not self._holds(self._read(), head):
+            path = shlex.quote(str(self._chain.path))
+            raise RowsLost(
+                f"{self._chain.path}: {head.n_rows} rows with hash {head.digest[:12]} have been "
+                f"seen, but are not in its {self._head.n_rows}: was it restored from a backup? "
+                "Stop, and put the newest file back; or charge the most that was lost: "
+                f"dpfedc ledger recover {path} --seen {head.n_rows}:{head.digest} (charges all "
+                "that is left of the cap; with --runs FOLDER only what accepted runs could cost)"
+            )
+        self._chain.require_same_files()
+
+    def check_plan(self, run: str, plan: PrivacyPlan) -> None:
+        """Refuse a plan that this ledger could not charge for."""
+        self._read().check_plan(run, plan)
+
+    def require_open(self, run: str) -> None:
+        """Refuse a run that was closed because rows were lost."""
+        self._read().require_open(run)
+
+    def _holds(self, book: Book, head: Head) -> bool:
+        if head == EMPTY or [head.n_rows, head.digest] in [row.seen for row in book.recoveries]:
+            return True
         # Compared first, since SQLite has no numbers as large as somebody may send.
         known = head.n_rows <= self._head.n_rows
-        if head != EMPTY and not (known and self._chain.digest(head.n_rows) == head.digest):
-            raise Refused(
-                f"{self._chain.path}: {head.n_rows} rows with hash {head.digest[:12]} have been "
-                f"seen, but are not in its {self._head.n_rows}: was it restored from a backup?"
-            )
+        return known and self._chain.digest(head.n_rows) == head.digest
 
     def totals(self) -> Totals:
         """Return what has been spent and what is left."""
-        book = self._read()
-        spent = {name: float(value) for name, value in book.spent.items()}
-        alone = {name: float(value) for name, value in book.spent_if_others_collude.items()}
-        limits = book.opening.limits
-        return Totals(
-            limits,
-            spent,
-            {name: float(limits[name] - value) for name, value in book.spent.items()},
-            alone,
-            book.cap.epsilon_of(spent),
-            book.cap.epsilon_of(alone),
-            tuple(
-                StageCount(
-                    run,
-                    book.plans[run].trust,
-                    stage,
-                    len(done),
-                    book.plans[run].of_stage(stage).rounds_per_site,
-                    sum((run, stage, t) in book.answers for t in done),
-                    next(reversed(done)),
-                )
-                for (run, stage), done in book.charges.items()
-            ),
-        )
+        return Totals.of(self._read())
 
     def verify(self) -> Head:
         """Check every row, every stored answer and the file's triggers; return the head.
@@ -255,6 +245,13 @@ class Ledger:
                     raise Damaged(f"{self._chain.path}: row {number}, which has bytes, is missing")
             self._chain.check_schema()
         return fresh._head
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Write rows, and take them up once they are on the disk: they must never be gone again."""
+        with self._chain.writing():
+            yield
+        self._read()
 
     def _read(self) -> Book:
         """Take up the rows that were added, also by other processes."""

@@ -1,0 +1,130 @@
+"""A run's model as it is sent to the sites: a plain frame, of which nothing is believed.
+
+Only what the rounds made travels. What a model says of the run it is from, of the columns and of
+the promise, a site knows from the agreement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpfedc.deployment.agreement import Agreement, require_name
+from dpfedc.deployment.messages import MAX_MODEL_HEAD, MODEL_KIND, packed, unpacked
+from dpfedc.errors import InvalidInput
+from dpfedc.kernels.column_view import VIEW
+from dpfedc.model_file import MEASURED, ClusterModel
+from dpfedc.settings import Penalty, require_bool, require_integer, require_number
+
+MAX_SIZE = 1e150
+"""Of any number; larger ones cannot be squared."""
+MAX_STEPS = 1000
+"""On the memberships of a record that is assigned to its cluster."""
+PLAIN = ("scale", "by_membership", "constant", "steps", "within", "nonnegative")
+
+
+def model_message(agreement: Agreement, model: ClusterModel) -> bytes:
+    """Return the model of a run as bytes."""
+    head = {
+        "kind": MODEL_KIND,
+        "run": agreement.digest,
+        "version": str(model.about["version"]),
+        "penalty": asdict(model.penalty),
+        "names": {str(c): name for c, name in model.names.items()},
+        **{name: getattr(model, name) for name in PLAIN},
+    }
+    names = ("directions", "center", "centers", *MEASURED)
+    arrays = {name: getattr(model, name) for name in names if getattr(model, name) is not None}
+    arrays = {n: np.asarray(values, np.float64) for n, values in {**arrays, **model.view}.items()}
+    return packed(head, arrays)
+
+
+def received_model(data: bytes, agreement: Agreement) -> ClusterModel:
+    """Return the model in a message, refused unless it can be one of the agreement's run."""
+    head, arrays = unpacked(data, most=max_bytes(agreement), most_head=MAX_MODEL_HEAD)
+    expected = {"kind", "run", "version", "penalty", "names", *PLAIN}
+    if set(head) != expected or head["kind"] != MODEL_KIND or head["run"] != agreement.digest:
+        raise InvalidInput("a model must be of its run, with its fields and no others")
+    try:
+        return _received(head, arrays, agreement)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise InvalidInput(f"not a model of the run: {error}") from error
+
+
+def max_bytes(agreement: Agreement) -> int:
+    """Return the length of the longest message that can hold a model of the run."""
+    k, m = int(agreement.settings["n_clusters"]), len(agreement.features)
+    return MAX_MODEL_HEAD + 1024 + 8 * (k + 1) * (3 * m + 8) + 8 * len(VIEW) * m
+
+
+def _received(
+    head: Mapping[str, Any], arrays: dict[str, npt.NDArray[Any]], agreement: Agreement
+) -> ClusterModel:
+    constant = require_number("constant", head["constant"], least=0)
+    if constant != float(agreement.settings.get("constant_feature", 0.0)):
+        raise InvalidInput("constant must be what was agreed, got another one")
+    _check_arrays(arrays, agreement, constant)
+    view = {name: arrays.pop(name) for name in VIEW if name in arrays}
+    scale, within = head["scale"], head["within"]
+    return ClusterModel(
+        **arrays,
+        scale=None if scale is None else require_number("scale", scale, above=0, most=MAX_SIZE),
+        by_membership=require_bool("by_membership", head["by_membership"]),
+        constant=constant,
+        penalty=Penalty(**head["penalty"]),
+        steps=require_integer("steps", head["steps"], least=1, most=MAX_STEPS),
+        nonnegative=require_bool("nonnegative", head["nonnegative"]),
+        feature_names=agreement.features,
+        about=_about(agreement, require_name("version", head["version"])),
+        schema=agreement.schema,
+        view=view,
+        within=None if within is None else require_number("within", within, least=-MAX_SIZE),
+        names={int(c): name for c, name in head["names"].items()},
+    )
+
+
+def _check_arrays(
+    arrays: Mapping[str, npt.NDArray[Any]], agreement: Agreement, constant: float
+) -> None:
+    k, m = agreement.settings["n_clusters"], len(agreement.features)
+    shapes = {
+        "directions": (k, m + (constant != 0)),
+        "center": (m,),
+        "centers": (k, m),
+        "sizes": (k,),
+        "size_errors": (k,),
+        "center_errors": (k, m),
+    }
+    view = [name for name in VIEW if name in agreement.exchanges[-1].broadcast]
+    shapes |= dict.fromkeys(view, (m,))
+    for name in ("directions", "center", *view):
+        if name not in arrays:
+            raise InvalidInput(f"a model must have {name}, got none")
+    for name, values in arrays.items():
+        if name not in shapes:
+            raise InvalidInput(f"a model must have no other arrays, got {name[:80]!r}")
+        if values.dtype != np.float64 or values.shape != shapes[name]:
+            raise InvalidInput(f"{name} must be floats of shape {shapes[name]}, got others")
+        good = np.abs(values) <= MAX_SIZE
+        if name == "center_errors":
+            good |= np.isposinf(values)  # of a centre that is no mean of records
+        if name.endswith("_errors"):
+            good &= values >= 0
+        if not good.all():
+            raise InvalidInput(f"{name} must be finite numbers in range, got others")
+
+
+def _about(agreement: Agreement, version: str) -> dict[str, Any]:
+    """Return what the coordinator's own model says of the run."""
+    promise = agreement.guarantee
+    return {
+        "method": agreement.method,
+        "version": version,
+        "stamps": [] if promise.stamp is None else [promise.stamp],
+        "privacy": promise.as_plain(),
+        "run": agreement.digest,
+    }

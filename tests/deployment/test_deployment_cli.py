@@ -1,0 +1,241 @@
+"""The commands of a federation: what operators type, what they read, what is refused."""
+
+import io
+import json
+import sqlite3
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_runs import PLAN
+
+from dpfedc.deployment.mailbox import https_operator
+from dpfedc.deployment.site_folder import SiteFolder
+from dpfedc.whole_files import locked
+from support.command_line import outcome, read_csv
+from support.deployment import FEATURES, SIZES, by_site
+from support.site_services import DeskTransport, write_records
+
+
+@pytest.fixture
+def dpfedc(capsys, monkeypatch, tmp_path):
+    """Run a command in an empty folder; return its output, which must be without errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(text, *, code=0):
+        got, out, err = outcome(capsys, text.split())
+        assert got == code, err
+        return " ".join((out if code == 0 else err).split())
+
+    return call
+
+
+CAP = "--cap-epsilon 1000 --cap-delta 1e-3"
+
+
+def init_site(dpfedc, name, more="--ca server/ca.crt"):
+    write_records(f"{name}.csv", by_site()[name])
+    return dpfedc(
+        f"site init {name} --name {name} --server 127.0.0.1:8470 --data {name}.csv {CAP} {more}"
+    )
+
+
+@pytest.fixture
+def federation(dpfedc, monkeypatch):
+    """A server and its sites, enrolled by the commands, asked in memory."""
+    dpfedc("server init server --listen 127.0.0.1")
+    for name in SIZES:
+        init_site(dpfedc, name)
+        assert f"Enrolled {name}, key " in dpfedc(f"server enrol server {name}/site.pub")
+    made = []
+
+    def in_memory(_):
+        made.append(DeskTransport([SiteFolder.open(Path(name)) for name in SIZES]))
+        return made[-1]
+
+    monkeypatch.setattr(https_operator, "HttpsMailbox", in_memory)
+    Path("plan.toml").write_text(PLAN)
+    yield made
+    for transport_ in made:
+        transport_.close()
+
+
+def test_from_nothing_to_labels(dpfedc, federation):
+    said = dpfedc("run start plan.toml --server server --wait 0", code=2)
+    assert "must be accepted by 2 sites, got 0" in said
+    run = next(SiteFolder.open(Path("berlin")).offered())
+    for name in SIZES:
+        assert "waits for you: dpfedc site accept" in dpfedc(f"site status {name}")
+        terms = dpfedc(f"site accept {name} --yes")
+        for words in (
+            "Promise epsilon 50", "SIMULATED", "Leaves the site 1", "Accepted run",
+            "the columns age, weight, height of your table", "Spent so far: 0; after this run",
+        ):  # fmt: skip
+            assert words in terms
+        assert run in terms.replace(" ", "")  # whole, on however many lines
+        assert "accepted already" in dpfedc(f"site accept {name} {run[:8]}")
+    said = dpfedc("run start plan.toml --server server --wait 0")
+    assert "Sites online: 3 of 3. " in said
+    assert "3 of 3 sites answered." in said
+    assert "How much epsilon 50, delta 0.0001" in said
+    assert "Sites that have the model: berlin, geneva, lisbon." in said
+    assert f"{run[:12]} │ study │ finished" in dpfedc("server status server")
+    assert "finished" in dpfedc("site status berlin")
+    dpfedc(f"site labels berlin --run {run[:8]} -o berlin-labels.csv")
+    rows = read_csv(Path("berlin-labels.csv"))
+    assert len(rows) == 1 + SIZES["berlin"]
+    assert {row[0] for row in rows[1:]} == {"berlin"}
+    again = dpfedc("run resume --server server --wait 0")
+    assert "Round" not in again
+    assert "Sites that have the model: berlin, geneva, lisbon." in again
+
+
+def test_on_a_terminal_a_bar_shows_rounds_and_answers(dpfedc, federation, capsys, monkeypatch):
+    dpfedc("run start plan.toml --server server --wait 0", code=2)
+    for name in ("berlin", "lisbon"):
+        dpfedc(f"site accept {name} --yes")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    words = ["run", "start", "plan.toml", "--server", "server", "--wait", "0"]
+    code, _, err = outcome(capsys, words)
+    assert code == 0
+    assert "lloyd 2/2, 3 sites" in err
+    assert "geneva refused (run " in err
+
+
+def test_labels_of_a_run_that_is_not_over_are_refused(dpfedc, federation):
+    dpfedc("run start plan.toml --server server --wait 0", code=2)
+    run = next(SiteFolder.open(Path("berlin")).offered())
+    assert "has not come to its end yet" in dpfedc(f"site labels berlin --run {run}", code=2)
+
+
+def test_an_operator_can_say_no(dpfedc, federation, monkeypatch):
+    dpfedc("run start plan.toml --server server --wait 0", code=2)
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    run = next(SiteFolder.open(Path("berlin")).offered())
+    dpfedc(f"site accept berlin {run}", code=1)
+    assert not SiteFolder.open(Path("berlin")).is_accepted(run)
+
+
+def test_records_with_gaps_get_no_label(dpfedc, federation, tmp_path):
+    dpfedc("run start plan.toml --server server --wait 0", code=2)
+    run = next(SiteFolder.open(Path("berlin")).offered())
+    for name in SIZES:
+        dpfedc(f"site accept {name} {run} --yes")
+    dpfedc("run start plan.toml --server server --wait 0")
+    X = by_site()["berlin"]
+    X[3, 1] = np.nan
+    write_records("berlin.csv", X)
+    assert "1 records with gaps have the label -1" in dpfedc(
+        f"site labels berlin --run {run} -o out.csv"
+    )
+    assert read_csv(Path("out.csv"))[1 + 3][2] == "-1"
+
+
+def test_a_site_says_what_is_in_its_records_before_anything_is_made(dpfedc):
+    dpfedc("server init server --listen 127.0.0.1")
+    said = init_site(dpfedc, "berlin")
+    assert "berlin will declare 120 records" in said
+    for name in FEATURES:
+        assert f"{name} │ 120 values" in said
+    write_records("berlin.csv", by_site()["berlin"][:100])
+    said = dpfedc("site check berlin", code=2)
+    assert "declares 120 records, and there are 100; use --declare" in said
+    assert "berlin declares 100 records" in dpfedc("site check berlin --declare")
+    assert SiteFolder.open(Path("berlin")).records == 100
+
+
+def test_a_database_in_this_folder_is_found_from_any_other(dpfedc, monkeypatch, tmp_path):
+    with sqlite3.connect("clinic.db") as database:
+        database.execute("CREATE TABLE people (id INTEGER PRIMARY KEY, age REAL)")
+        database.executemany("INSERT INTO people (age) VALUES (?)", [(20.0,), (30.0,), (None,)])
+    database.close()
+    dpfedc("server init server --listen 127.0.0.1")
+    said = dpfedc(
+        "site init s --name s --server localhost:1 --ca server/ca.crt "
+        f"--data sqlite:///clinic.db --table people {CAP}"
+    )
+    assert "s will declare 3 records" in said
+    site = SiteFolder.open(tmp_path / "s")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    records = site.source.load(["age"])
+    assert records.present.tolist() == [True, True, False]
+
+
+def test_records_that_cannot_be_used_make_no_site(dpfedc):
+    words = f"site init x --name x --server localhost:1 --data none.csv {CAP} --ca none"
+    assert "none.csv cannot be used" in dpfedc(words, code=2)
+    assert not Path("x").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--server localhost", "--server must be HOST:PORT, got 'localhost'"),
+        ("--server localhost:99999", "--server must be HOST:PORT"),
+        ("--server localhost:1 --ca berlin.csv", "must be the ca.crt of an authority"),
+        ("--server localhost:1 --proxy-ca berlin.csv", "must be the ca.crt of an authority"),
+        ("--server localhost:1 --cap-epsilon 0", "epsilon must be"),
+        ("--server localhost:1 --name a/b", "a site's name must be"),
+    ],
+)
+def test_what_a_site_cannot_be(dpfedc, change, message):
+    dpfedc("server init server --listen 127.0.0.1")
+    write_records("berlin.csv", by_site()["berlin"])
+    words = f"site init s --name s --ca server/ca.crt --data berlin.csv {CAP} {change}"
+    assert message in dpfedc(words, code=2)
+    assert not (Path("s") / "site.toml").exists()
+
+
+def test_what_a_server_cannot_be(dpfedc):
+    assert "port must be" in dpfedc("server init s --port 70000", code=2)
+    assert "not a server's folder" in dpfedc("server status s", code=2)
+    assert "not a site's folder" in dpfedc("site status s", code=2)
+    dpfedc("server init s --listen 127.0.0.1")
+    assert "a new or empty folder" in dpfedc("server init s", code=2)
+    Path("key.pub").write_text("hello world x\n")
+    assert "not a certificate as in a site's site.pub" in dpfedc("server enrol s key.pub", code=2)
+
+
+def test_a_removed_site_is_gone(dpfedc):
+    dpfedc("server init server --listen 127.0.0.1")
+    init_site(dpfedc, "berlin")
+    for _ in range(2):  # the same key again
+        dpfedc("server enrol server berlin/site.pub")
+        said = dpfedc("server status server")
+        assert "berlin" in said
+        assert "NOT RUNNING" in said
+        dpfedc("server remove server berlin")
+        assert "berlin" not in dpfedc("server status server")
+    content = json.loads(dpfedc("server status server --json"))
+    assert (content["running"], content["sites"], content["runs"]) == (None, {}, [])
+    assert content["certificate_days_left"] > 700
+
+
+def test_a_key_is_exchanged_and_certificates_renewed_by_commands(dpfedc):
+    dpfedc("server init server --listen 127.0.0.1")
+    init_site(dpfedc, "berlin")
+    dpfedc("server enrol server berlin/site.pub")
+    before = dpfedc("server status server --json")
+    assert "berlin/next/site.pub" in dpfedc("site rotate-key berlin").replace(" ", "")
+    assert "Enrolled berlin" in dpfedc("server enrol server berlin/next/site.pub")
+    assert dpfedc("server status server --json") != before
+    assert "Renewed, for 729 days" in dpfedc("server renew server --host hub.example.org")
+
+
+def test_without_its_packages_the_commands_say_what_to_install(dpfedc, monkeypatch):
+    dpfedc("server init server --listen 127.0.0.1")
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    assert "pip install 'dpfedc[deploy]'" in dpfedc("server start server", code=2)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    assert "pip install 'dpfedc[deploy]'" in dpfedc("server init other", code=2)
+
+
+def test_two_processes_do_not_serve_one_site(dpfedc):
+    dpfedc("server init server --listen 127.0.0.1")
+    init_site(dpfedc, "berlin")
+    with locked(Path("berlin") / "lock"):
+        said = dpfedc("site start berlin", code=2)
+    assert "another process serves berlin already" in said
