@@ -81,9 +81,7 @@ class RemoteSites:
         self.heads.saw({site: answer.ledger for site, answer in answers.items()})
         least = agreement.least_answers(len(cohort))
         if secret is not None:
-            by_number = {agreement.number_of(site): reply for site, reply in came.items()}
-            colluding, enough = agreement.privacy.colluding_sites, len(answers) >= least
-            secret.left_out.hear(by_number, c=colluding, enough=enough)
+            secret.uploaded(answers, came, enough=len(answers) >= least)
         calls.require(answers, came, least=least, again=again)
         uploads, summed = [answer.upload for answer in answers.values()], [*answers]
         if secret is not None:

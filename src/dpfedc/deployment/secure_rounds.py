@@ -8,7 +8,7 @@ again asks the same once more. It never holds an upload without masks, only thei
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +17,7 @@ import numpy as np
 
 from dpfedc.deployment.agreement import Agreement
 from dpfedc.deployment.checkpoint import load_requests, save_requests
-from dpfedc.deployment.left_out import SPOILED, LeftOut
+from dpfedc.deployment.left_out import LeftOut, accusations
 from dpfedc.deployment.messages import (
     ATTEMPT_BYTES,
     Answer,
@@ -46,6 +46,7 @@ from dpfedc.deployment.secure_steps import (
     told_by,
     told_to,
 )
+from dpfedc.engine.backend import RoundLost
 from dpfedc.errors import DPFedCError, InvalidInput, Refused
 from dpfedc.privacy.exact_sums import Upload
 
@@ -86,7 +87,13 @@ class SecureRound:
     def __post_init__(self) -> None:
         self.circle: Circle = self.agreement.circle(self.stage, self.t)
         self.key = f"{self.agreement.digest} {self.stage} {self.t}"
-        self.left_out = LeftOut(self.folder)
+        privacy = self.agreement.privacy
+        may_be_missing = len(self.agreement.sites) - (privacy.min_survivors or 0)
+        self.left_out = LeftOut(self.folder, may_be_missing)
+        self.there: set[int] = set()
+        """Who has answered what was asked last."""
+        self.accused: set[int] = set()
+        """Of whom others say that their boxes do not open."""
 
     # Before the uploads.
 
@@ -99,7 +106,8 @@ class SecureRound:
             try:
                 return self._attempted()
             except _TooFew as few:
-                if n_left and few.may_do_better:
+                # Those who sit out may be needed; then they are asked all the same.
+                if n_left and (self.left_out.rested() or few.may_do_better):
                     continue
                 least = self.circle.min_survivors
                 self.calls.require(few.answered, few.came, least=least, again=False)
@@ -109,8 +117,8 @@ class SecureRound:
         """Return what `prepared` does from one attempt, with keys of its own."""
         attempt, circle = secrets.token_hex(ATTEMPT_BYTES), self.circle
         context = context_of(self.agreement.digest, self.stage, self.t, attempt)
-        left_out = self.left_out.read() & set(circle.sites)
-        self.calls.refused |= {self.agreement.sites[n].name: SPOILED for n in left_out}
+        left_out = {n: why for n, why in self.left_out.read().items() if n in circle.sites}
+        self.calls.refused |= {self.agreement.sites[n].name: why for n, why in left_out.items()}
         asked: dict[int, Arrays] = {n: {} for n in circle.sites if n not in left_out}
         bundles = self._before("keys", attempt, asked, self._own_bundle(context))
         having = sorted(bundles)
@@ -169,10 +177,30 @@ class SecureRound:
 
     # After the uploads.
 
+    def uploaded(self, answers: Collection[str], came: Came, *, enough: bool) -> None:
+        """Note who has uploaded, and leave out whose boxes do not open."""
+        c = self.agreement.privacy.colluding_sites
+        self.there = {self.agreement.number_of(site) for site in answers}
+        by_number = {self.agreement.number_of(site): reply for site, reply in came.items()}
+        self.left_out.hear(by_number, there=self.there, c=c, enough=enough)
+        self.accused = {*accusations(by_number).values()}
+
     def opened(
         self, requests: Mapping[str, bytes], answers: Mapping[str, Answer], came: Came
     ) -> tuple[Upload, list[str]]:
         """Return the sum of the uploads without masks, and the sites that are in it."""
+        try:
+            found = self._opened(requests, answers, came)
+        except RoundLost:
+            # With one box it kept a peer out of the sum, and then the sum from being opened.
+            self.left_out.suspect(*sorted(self.accused - self.there))
+            raise
+        self.left_out.rested()
+        return found
+
+    def _opened(
+        self, requests: Mapping[str, bytes], answers: Mapping[str, Answer], came: Came
+    ) -> tuple[Upload, list[str]]:
         request = Request.from_bytes(next(iter(requests.values())))
         told, _ = of_masks(request.arrays)
         uploads = {self.agreement.number_of(site): a.upload for site, a in answers.items()}
@@ -191,8 +219,9 @@ class SecureRound:
             values, liars = found.opened({n: u.values for n, u in uploads.items()}, openings)
         except CannotOpen as error:
             self.calls.notes.append(str(error))
-            if error.is_dealer:
-                self.left_out.add(error.site)
+            self.left_out.prove(*error.dealers)
+            for site in error.suspects:
+                self.left_out.strike(site, f"{self.stage} {self.t}")
             self.calls.lose(survivors)
         for liar in sorted(liars):
             name = self.agreement.sites[liar].name
@@ -266,6 +295,7 @@ class SecureRound:
             save_requests(self.folder, f"{self.key} {attempt}", requests, file=file)
         answers, came = self.calls.answers(requests, self._reader(step, requests, read))
         found = {self.agreement.number_of(site): answer for site, answer in answers.items()}
+        self.there = set(found)
         is_enough, least = enough([*found]), self.circle.n_signatures
         left = [
             self.agreement.number_of(site)
@@ -274,6 +304,8 @@ class SecureRound:
         ]
         if not is_enough and not enough(left):  # whoever may yet answer, it will not do
             self.calls.lose([*answers])
+        if again and self.accused - self.there and not (is_enough and len(found) >= least):
+            self.calls.lose([*answers])  # who is accused is waited for once, and no longer
         self.calls.require(answers, came, least=least, again=again, enough=is_enough)
         return found
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
+from math import comb
 
 import numpy as np
 
@@ -30,16 +32,33 @@ MAX_TRIES = 2000
 class CannotOpen(DPFedCError):
     """The masks of a sum cannot be taken off: shares are missing, or too many are wrong.
 
-    `site` is the one whose secret does not come back; `is_dealer` if it must have dealt wrong
-    shares, since more are there than may be missing or wrong.
+    `sites` are those whose secrets do not come back, one more than may collude at most. Of these
+    `dealers` must have dealt wrong shares, and `suspects` may have: others gave enough shares.
     """
 
-    def __init__(self, site: int, n_shares: int, *, needed: int, is_dealer: bool) -> None:
+    def __init__(self, failures: Collection[Failure], *, needed: int, c: int) -> None:
+        first = next(iter(failures))
         super().__init__(
-            f"{needed} good shares of the secret of site {site} must be there, got {n_shares}, of "
-            "which too many are wrong or missing"
+            f"{needed} good shares of the secret of site {first.site} must be there, got "
+            f"{first.n_shares}, of which too many are wrong or missing"
         )
-        self.site, self.is_dealer = site, is_dealer
+        self.sites = [failure.site for failure in failures]
+        self.dealers = [failure.site for failure in failures if failure.is_dealer]
+        self.suspects = [f.site for f in failures if f.is_suspect and not f.is_dealer]
+        if len(failures) > c:  # one of them at least is honest, so that a holder lies
+            self.suspects = []
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A secret that does not come back."""
+
+    site: int
+    n_shares: int
+    is_dealer: bool
+    """It must have dealt wrong shares: no c holders can be those who lie."""
+    is_suspect: bool
+    """It may have: there are enough shares without its own."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +101,25 @@ class SecretSum:
         for site in self.survivors:
             np.add(total, uploads[site], out=total)
         liars: set[int] = set()
-        for site in self.survivors:
-            seed = self._secret(site, openings, liars, self._is_seed(site))
-            add_mask(total, seed_key(self.context, site, seed), negative=True)
+        failures: list[Failure] = []
+        needed, c = self.circle.n_shares, self.circle.colluding_sites
         view = view_of(self.sharing, self.told)
-        for site in self.dropped:
-            secret = self._secret(site, openings, liars, self._is_mask_key(site))
-            self._take_off(total, site, secret, view)
+        for site in (*self.survivors, *self.dropped):
+            is_in = site in self.survivors
+            is_right = self._is_seed(site) if is_in else self._is_mask_key(site)
+            secret = self._secret(site, openings, liars, is_right)
+            if isinstance(secret, Failure):
+                failures.append(secret)
+                if len(failures) > c:  # more would tell no more
+                    break
+            elif failures:
+                continue
+            elif is_in:
+                add_mask(total, seed_key(self.context, site, secret), negative=True)
+            else:
+                self._take_off(total, site, secret, view)
+        if failures:
+            raise CannotOpen(failures, needed=needed, c=c)
         return total, liars
 
     def _take_off(self, total: Words, dropped: int, secret: bytes, view: bytes) -> None:
@@ -115,7 +146,7 @@ class SecretSum:
         openings: Mapping[int, Mapping[int, bytes]],
         liars: set[int],
         is_right: Callable[[bytes], bool],
-    ) -> bytes:
+    ) -> bytes | Failure:
         """Return a site's secret, from shares of which those of colluding sites may be wrong."""
         shares = {
             holder: openings[holder][site]
@@ -136,20 +167,34 @@ class SecretSum:
                 break
         if found is not None:
             return found
-        needed, c = self.circle.n_shares, self.circle.colluding_sites
-        is_dealer = len(shares) >= needed + c
-        raise CannotOpen(site, len(shares), needed=needed, is_dealer=is_dealer)
+        n, needed, c = len(shares), self.circle.n_shares, self.circle.colluding_sites
+        # If the dealer is honest and c holders lie, the shares without theirs bring it back: known
+        # only if it was tried for all c that there are.
+        is_dealer = n >= needed + c and comb(n, c) <= MAX_TRIES
+        return Failure(site, n, is_dealer, len(shares.keys() - {site}) >= needed)
 
     def _choices(self, holders: list[int], liars: set[int]) -> Iterator[list[int]]:
-        """Yield whose shares to try: first without those who were wrong before, then by chance."""
+        """Yield whose shares to try: without those who were wrong before, then without any c.
+
+        If these are too many to try, and if more than c are wrong, it goes on by chance.
+        """
         needed = self.circle.n_shares
-        if len(holders) < needed:
+        spare = len(holders) - needed
+        if spare < 0:
             return
         yield sorted(holders, key=lambda holder: holder in liars)[:needed]
-        if len(holders) > needed:
-            chance = random.Random(0)  # which are tried is no secret
-            for _ in range(MAX_TRIES):
-                yield chance.sample(holders, needed)
+        if not spare:
+            return
+        n_out = min(self.circle.colluding_sites, spare)
+        if comb(len(holders), n_out) <= MAX_TRIES:
+            for out in combinations(holders, n_out):
+                yield [holder for holder in holders if holder not in out][:needed]
+        if comb(len(holders), needed) <= MAX_TRIES:
+            yield from map(list, combinations(holders, needed))
+            return
+        chance = random.Random(0)  # which are tried is no secret
+        for _ in range(MAX_TRIES):
+            yield chance.sample(holders, needed)
 
     def _wrong(self, shares: Mapping[int, bytes], chosen: list[int], secret: bytes) -> set[int]:
         """Return the holders whose shares do not go with the chosen ones, if that says something.
