@@ -5,6 +5,7 @@ import itertools
 import socket
 import time
 import zlib
+from threading import Event
 
 import pytest
 
@@ -99,21 +100,28 @@ class Asked:
         return b"\0"
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("what", SAYS)
-def test_nothing_that_a_server_says_ends_a_site_or_fills_it(world, monkeypatch, what):
+def test_nothing_that_a_server_says_ends_a_site_or_fills_it(world, monkeypatch, what, at_once):
     monkeypatch.setattr(https_calls, "SILENT_S", 0.5)
     monkeypatch.setattr(https_calls, "WHOLE_S", 0.5)
     monkeypatch.setattr(https_calls, "ANSWER_S", 0.0)
     asked = Asked()
-    server = HostileServer(world.folder.certificate_files, lambda _: hung_up(SAYS[what]()))
+
+    def says(heard):
+        """Answer the first call as a good server does, or not."""
+        is_first = "stay=0" in heard.calls[-1] and not at_once
+        return hung_up([response(b"", "204 X")] if is_first else SAYS[what]())
+
+    server = HostileServer(world.folder.certificate_files, says)
     world.start_site("berlin", asked, there=False, address=f"127.0.0.1:{server.port}")
-    wait_until(lambda: len(server.calls) >= 3, what="three calls")
+    wait_until(lambda: len(server.calls) >= 4, what="four calls")
     assert world.is_alive("berlin")
     assert asked.n == 0
     told = [*world.told["berlin"]]
     assert told
     assert all(text.isprintable() for text in told)
-    assert TOLD.get(what, "") in " ".join(told)
+    assert at_once or TOLD.get(what, "") in " ".join(told)
     assert server.n_sent < len(server.calls) * 24 * MIB  # what lies in the buffers of a connection
     world.stop_site("berlin")
     server.close()
@@ -125,6 +133,50 @@ def hung_up(pieces):
         if piece is None:
             raise OSError
         yield piece
+
+
+def test_letters_that_nobody_asked_for_are_not_read(world, monkeypatch):
+    """While a site works on one, a server sends others without end, asked for or not."""
+    monkeypatch.setattr(https_site, "BEAT_S", 0.01)
+    sites, right, n = [], https_site.HttpsSite.__init__, itertools.count()
+    monkeypatch.setattr(
+        https_site.HttpsSite, "__init__", lambda s, *a, **k: (right(s, *a, **k), sites.append(s))[0]
+    )
+    good, at_work, done = letter(world.folder.operator, "berlin", b"x"), Event(), Event()
+
+    def says(_):
+        i = next(n)
+        body = good if i == 1 else i.to_bytes(8, "big") * 2**12
+        return [response(b"", "204 X") if i == 0 else response(body)]
+
+    def work(_):
+        at_work.set()
+        assert done.wait(PATIENCE)
+        return b"\0"
+
+    server = HostileServer(world.folder.certificate_files, says)
+    world.start_site("berlin", work, there=False, address=f"127.0.0.1:{server.port}")
+    assert at_work.wait(PATIENCE)
+    wait_until(lambda: len(server.calls) >= 20, what="20 calls")
+    assert len(sites[0]._desk.inbox) == https_site.MAX_INBOX
+    assert sum("stay=0" in call for call in server.calls) >= 10
+    done.set()
+    world.stop_site("berlin")
+    server.close()
+
+
+def test_no_byte_of_such_a_letter_is_waited_for(world, monkeypatch):
+    """The first call asks for none either: a length that never comes is not waited for."""
+    monkeypatch.setattr(https_calls, "SILENT_S", 10 * PATIENCE)
+    server = HostileServer(
+        world.folder.certificate_files,
+        lambda _: [b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n"],
+    )
+    world.start_site("berlin", Asked(), there=False, address=f"127.0.0.1:{server.port}")
+    wait_until(lambda: len(server.calls) >= 3, what="three calls")
+    assert any("when none was asked for" in text for text in world.told["berlin"])
+    world.stop_site("berlin")
+    server.close()
 
 
 def test_a_site_is_not_sent_elsewhere(world):
@@ -254,7 +306,10 @@ class TestLetters:
     def test_a_site_computes_nothing_for_a_letter_to_another(self, world):
         asked = Asked()
         theirs = response(letter(world.folder.operator, "geneva", b"x"))
-        server = HostileServer(world.folder.certificate_files, lambda _: [theirs])
+        server = HostileServer(
+            world.folder.certificate_files,
+            lambda heard: [response(b"", "204 X") if "stay=0" in heard.calls[-1] else theirs],
+        )
         world.start_site("berlin", asked, there=False, address=f"127.0.0.1:{server.port}")
         wait_until(lambda: len(server.calls) >= 3, what="three calls")
         assert asked.n == 0

@@ -80,6 +80,11 @@ class _Desk:
         working = [] if self.at_work is None else [self.at_work]
         return [*working, *map(digest_of, self.inbox), *self.bad]
 
+    def take(self, letter: bytes) -> None:
+        """Keep a letter if there is room; one that is not kept is sent again."""
+        if len(self.inbox) < MAX_INBOX:
+            self.inbox.append(letter)
+
 
 class HttpsSite:
     """One site's calls to one server."""
@@ -150,7 +155,7 @@ class HttpsSite:
                             continue
                     letter = await call
                     if letter is not None:
-                        desk.inbox.append(letter)
+                        desk.take(letter)
                     elif stay and time.monotonic() - began < HASTE_S:
                         await asyncio.sleep(HASTE_S * random.uniform(0.5, 1))
                 if desk.inbox and not stop.is_set():
@@ -192,7 +197,7 @@ class HttpsSite:
                 has_room = len(self._desk.inbox) < MAX_INBOX
                 letter = await self._call(session, identity, stay=has_room, beat=True)
                 if letter is not None and digest_of(letter) not in self._desk.held:
-                    self._desk.inbox.append(letter)
+                    self._desk.take(letter)
 
     async def _call(
         self, session: ClientSession, identity: Identity, *, stay: bool = True, beat: bool = False
@@ -209,7 +214,8 @@ class HttpsSite:
         if not stay:
             words["stay"] = "0"
         query = f"?{urlencode(words, safe=',')}" if words else ""
-        letter = await self._posted(session, identity, f"/v{PROTOCOL}/mail{query}", body)
+        path = f"/v{PROTOCOL}/mail{query}"
+        letter = await self._posted(session, identity, path, body, no_letter=not stay)
         if sent is not None and desk.done is sent:
             desk.done = None
         if not self._connected:
@@ -220,7 +226,13 @@ class HttpsSite:
         return letter
 
     async def _posted(
-        self, session: ClientSession, identity: Identity, path: str, body: bytes
+        self,
+        session: ClientSession,
+        identity: Identity,
+        path: str,
+        body: bytes,
+        *,
+        no_letter: bool,
     ) -> bytes | None:
         import aiohttp
         from yarl import URL
@@ -233,6 +245,10 @@ class HttpsSite:
             async with session.post(
                 url, data=_in_pieces(body), headers=headers, allow_redirects=False
             ) as response:
+                if response.status == 200 and no_letter:
+                    # There may be no room for one: not a byte of it is read.
+                    response.close()
+                    raise ConnectionLost(f"{line.address} sent a letter when none was asked for")
                 if response.status == 200:
                     return await read_bounded(response, line.most_bytes())
                 if response.status in (204, 410, 413):
