@@ -66,7 +66,9 @@ def seen_by_the_server(home, content):
     home.mkdir()
     (home / "t.csv").write_bytes(lines())  # as it was when the site was set up
     (home / "schema.toml").write_text(SCHEMA)
-    with patch.object(site_ledger, "datetime") as clock:  # else the ledger's hash says when it was
+    # Else the ledger's hash has the time and a salt in it.
+    with patch.object(site_ledger, "datetime") as clock, patch.object(site_ledger, "secrets") as s:
+        s.token_hex.return_value = "ab" * 16
         clock.now.return_value.isoformat.return_value = "2026-01-01T00:00:00+00:00"
         folder = SiteFolder.create(
             home / "site", name="berlin", server="127.0.0.1:1", authority=authority_in(home),

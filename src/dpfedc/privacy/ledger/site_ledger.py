@@ -8,6 +8,7 @@ request, and how much of the lifetime cap is left. Design and limits: docs/decis
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ from dpfedc.privacy.ledger.ledger_rows import (
 from dpfedc.privacy.ledger.totals import Totals
 from dpfedc.privacy.privacy_plan import PrivacyPlan
 from dpfedc.settings import require_integer, require_number
+
+SALT_BYTES = 16
 
 
 class Ledger:
@@ -282,5 +285,10 @@ class Ledger:
 
 
 def _dated(row: Row) -> dict[str, object]:
-    """Return a row as what is written, with the time for those who read it."""
-    return {"at": datetime.now(UTC).isoformat(timespec="seconds"), **as_content(row)}
+    """Return a row as what is written, with the time for those who read it, and a salt.
+
+    Others see hashes of rows. Without 16 bytes that nobody can guess they could try what a row may
+    say: rows per person, a cap. The salt stands with the time, which readers of all formats skip.
+    """
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"at": f"{now} {secrets.token_hex(SALT_BYTES)}", **as_content(row)}
