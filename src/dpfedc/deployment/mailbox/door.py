@@ -15,6 +15,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from dpfedc.deployment.mailbox.connections import Connection
@@ -67,8 +68,8 @@ class Door:
     ) -> None:
         self._socket, self._protocol, self._refused = bound, protocol, refused
         self._on_connection = on_connection
-        self._silent: dict[asyncio.Task[None], float] = {}
-        self._handshakes: dict[asyncio.Task[None], float] = {}
+        self._silent, self._handshakes = _Places(), _Places()
+        self._turn = _Turns()
         self._owned: dict[asyncio.Task[None], socket.socket] = {}
         self.context: ssl.SSLContext | None = None
 
@@ -76,7 +77,7 @@ class Door:
         """Accept until cancelled."""
         try:
             while True:
-                await _room(self._silent, MAX_SILENT)
+                await self._silent.room(MAX_SILENT)
                 await _readable(self._socket)
                 # Accepted and in someone's hands at once: in between, nobody would close it.
                 try:
@@ -89,19 +90,19 @@ class Door:
                     continue
                 accepted.setblocking(False)
                 task = asyncio.create_task(self._attend(accepted, str(address[0])))
-                self._silent[task] = time.monotonic()
+                self._silent.add(task)
                 self._owned[task] = accepted
                 task.add_done_callback(self._forget)
         finally:
-            tasks = (*self._silent, *self._handshakes)
+            tasks = (*self._silent.tasks, *self._handshakes.tasks)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         """Close what a task has not handed on; one that is cancelled early never ran at all."""
-        self._silent.pop(task, None)
-        self._handshakes.pop(task, None)
+        self._silent.remove(task)
+        self._handshakes.remove(task)
         if task in self._owned:
             self._owned.pop(task).close()
 
@@ -114,9 +115,10 @@ class Door:
                 await _readable(accepted)
                 if not accepted.recv(1, socket.MSG_PEEK):
                     raise ConnectionResetError
-                await _room(self._handshakes, MAX_HANDSHAKES)
-            self._silent.pop(task, None)
-            self._handshakes[task] = time.monotonic()
+                async with self._turn:  # one looks for room, and the others sleep
+                    await self._handshakes.room(MAX_HANDSHAKES)
+                    self._silent.remove(task)
+                    self._handshakes.add(task)
             # Its transport closes it from here on; closed under it, it would not end.
             del self._owned[task]
             await self._shake(accepted, address)
@@ -140,16 +142,74 @@ class Door:
         self._on_connection(Connection(transport, address, mark))
 
 
-async def _room(tasks: dict[asyncio.Task[None], float], most: int) -> None:
-    """Wait until there is room for one more; the oldest is cut if it is slow."""
-    while len(tasks) >= most:
-        task, since = next(iter(tasks.items()))
-        left = since + PATIENCE_S - time.monotonic()
-        if left <= 0:
-            tasks.pop(task)
-            task.cancel()
-        else:
-            await asyncio.wait(tuple(tasks), timeout=left, return_when="FIRST_COMPLETED")
+class _Places:
+    """Tasks of a kind, of which there is room for so many."""
+
+    def __init__(self) -> None:
+        self._left = asyncio.Event()
+        self.tasks: dict[asyncio.Task[None], float] = {}
+        """Each with the time since when it is there."""
+
+    def add(self, task: asyncio.Task[None]) -> None:
+        self.tasks[task] = time.monotonic()
+
+    def remove(self, task: asyncio.Task[None]) -> None:
+        if self.tasks.pop(task, None) is not None:
+            self._left.set()
+
+    async def room(self, most: int) -> None:
+        """Wait until there is room for one more; the oldest is cut if it is slow.
+
+        One at a time may wait: if all did, each handshake that ends would wake them all.
+        """
+        while len(self.tasks) >= most:
+            task, since = next(iter(self.tasks.items()))
+            left = since + PATIENCE_S - time.monotonic()
+            if left <= 0:
+                self.remove(task)
+                task.cancel()
+                continue
+            self._left.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._left.wait()
+
+
+class _Turns:
+    """A lock that goes to who came last.
+
+    If hundreds wait, whoever came first has waited for seconds and is about to be given up.
+    """
+
+    def __init__(self) -> None:
+        self._is_taken = False
+        self._waiting: dict[asyncio.Future[None], None] = {}
+
+    async def __aenter__(self) -> None:
+        if not self._is_taken:
+            self._is_taken = True
+            return
+        mine = asyncio.get_running_loop().create_future()
+        self._waiting[mine] = None
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine in self._waiting:
+                del self._waiting[mine]
+            else:  # it had just been given the turn
+                self._pass_on()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            last, _ = self._waiting.popitem()
+            if not last.done():
+                last.set_result(None)
+                return
+        self._is_taken = False
 
 
 async def _readable(of: socket.socket) -> None:
