@@ -1,6 +1,7 @@
 """`dpfedc ledger`: what was spent, in words and tables, and whether the file is whole."""
 
 import sqlite3
+from pathlib import Path
 
 import pytest
 
@@ -253,6 +254,7 @@ def test_recover_charges_all_that_is_left(dpfedc, tmp_path, monkeypatch):
     assert "2 rows with hash" in text
     assert "all that is left of the cap" in text
     assert "You affirm" not in text
+    assert "only the server says so. If no backup was put back here, it is wrong or lies" in text
     with Ledger.open(folder.ledger) as ledger:
         assert ledger.totals().spent == ledger.totals().limits
     code, out, _ = dpfedc("ledger", "show", folder.ledger)
@@ -274,6 +276,7 @@ def test_recover_charges_what_accepted_runs_can_have_cost(dpfedc, tmp_path, canc
     assert (code, err) == (0, "")
     text = " ".join(out.split())
     assert "no other run was accepted here since the backup was made" in text
+    assert "no trial was charged since (`dpfedc fit --ledger`)" in text
     assert first.digest[:12] in text
     releases = first.privacy.releases
     due = sum(r.rounds_per_site / r.noise_multiplier**2 for r in releases)
@@ -305,11 +308,27 @@ def test_recover_refuses_what_it_cannot_judge(dpfedc, tmp_path):
         assert ledger.head().n_rows == 1
 
 
+def test_help_and_manual_say_whose_word_it_is_and_what_is_affirmed(dpfedc):
+    helped = " ".join(dpfedc("ledger", "recover", "--help")[1].replace("│", " ").split())
+    manual = Path(__file__).parents[2] / "docs" / "deployment.md"
+    (row,) = (
+        line
+        for line in manual.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| a ledger was put back from a backup |")
+    )
+    for text in (helped, row):
+        assert "the server's word" in text
+        assert "if no backup was put back" in text.lower()
+        assert "no trial" in text
+        assert "fit --ledger" in text
+
+
 def test_recover_without_a_head_that_anyone_has_seen(dpfedc, tmp_path):
     path = used(tmp_path / "l")
     code, out, err = dpfedc("ledger", "recover", path, "--yes")
     assert (code, err) == (0, "")
     assert "nobody has seen" in " ".join(out.split())
+    assert "server" not in out  # nobody's word is taken
     with Ledger.open(path) as ledger:
         assert ledger.totals().left["inverse_squares"] == 0
         assert ledger.totals().closed == {"r", "s"}

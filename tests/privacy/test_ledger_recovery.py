@@ -62,8 +62,12 @@ def test_all_that_is_left_is_charged_and_nothing_is_released_any_more(tmp_path, 
         tmp_path / "l", until=rounds("a", 1, 2), then=rounds("b", 1, 2, 3), cap=cap
     )
     with ledger:
-        with pytest.raises(RowsLost, match=f"ledger recover .*l --seen 6:{seen.digest}"):
+        with pytest.raises(RowsLost, match=f"ledger recover .*l --seen 6:{seen.digest}") as lost:
             ledger.require(seen)
+        said = str(lost.value)  # before the command stands whose word it is
+        doubt = "if no backup was put back here, the server is wrong or lies; ask its operator"
+        assert -1 < said.find(doubt) < said.find("dpfedc ledger recover")
+        assert "if no trial was charged since the backup" in said
         head = ledger.recover(seen)
         assert head == ledger.head() == ledger.verify()
         totals = ledger.totals()

@@ -38,7 +38,7 @@ def recover(
         typer.Option(
             metavar="FOLDER",
             help="The site's folder: charge what the runs accepted there can have cost, and not "
-            "all that is left.",
+            "all that is left. Only if no trial (`fit --ledger`) was charged since the backup.",
             show_default="charge all that is left",
         ),
     ] = None,
@@ -46,7 +46,9 @@ def recover(
 ) -> None:
     """Charge a ledger that was put back from a backup for what it has lost, and let it go on.
 
-    First look for the newest file: with it nothing is lost. What was charged since the backup is in
+    Only if a backup was put back here: what was seen is the server's word alone, and a server that
+    is wrong, or lies, can have you charge for nothing. If no backup was put back, ask its operator.
+    Then look for the newest file: with it nothing is lost. What was charged since the backup is in
     no file any more, so the most that it can have been is charged: all that is left of the cap; or,
     with `--runs`, all that the runs accepted in that folder could still release. Runs of before are
     closed at this site for good. There is no way back.
@@ -70,7 +72,10 @@ def _show(ledger: Ledger, seen: Head | None, plans: dict[str, PrivacyPlan] | Non
     row, totals = ledger.worst_case(seen, plans=plans), ledger.totals()
     lost = "What is lost, nobody has seen."
     if seen is not None:
-        lost = f"{seen.n_rows:,} rows with hash {seen.digest[:12]} were seen, and are not in it."
+        lost = (
+            f"{seen.n_rows:,} rows with hash {seen.digest[:12]} were seen, and are not in it; "
+            f"{_ITS_WORD}"
+        )
     known = {*(stage.run for stage in totals.stages), *(plans or ())} - totals.closed
     print_paragraphs(
         [
@@ -99,9 +104,13 @@ def _show(ledger: Ledger, seen: Head | None, plans: dict[str, PrivacyPlan] | Non
 
 _BY_RUNS = "all that the runs in the ledger and those accepted in the folder could still release"
 _AFFIRMED = (
-    "no other run was accepted here since the backup was made, the unit was not changed since, and "
-    "nothing was released since the backup was put back. Nothing checks it. If you do not know, "
-    "leave --runs out."
+    "no other run was accepted here since the backup was made, no trial was charged since "
+    "(`dpfedc fit --ledger`), the unit was not changed since, and nothing was released since the "
+    "backup was put back. Nothing checks it. If you do not know, leave --runs out."
+)
+_ITS_WORD = (
+    "only the server says so. If no backup was put back here, it is wrong or lies: do not charge, "
+    "and ask its operator."
 )
 
 

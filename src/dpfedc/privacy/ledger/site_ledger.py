@@ -174,8 +174,8 @@ class Ledger:
 
         `seen` is the head that is lost, if anybody has seen one: it counts as held from then on.
         Without `plans` all that is left of the cap is charged. They are for the operator to
-        declare: no run was charged since the rows were lost but those in the ledger and these, the
-        unit was not changed, and nothing was charged since the file was put back.
+        declare: no run, nor any trial, was charged since the rows were lost but those in the ledger
+        and these, the unit was not changed, and nothing was charged since the file was put back.
         """
         with self._writing():
             row = self.worst_case(seen, plans=plans)
@@ -207,9 +207,12 @@ class Ledger:
             raise RowsLost(
                 f"{self._chain.path}: {head.n_rows} rows with hash {head.digest[:12]} have been "
                 f"seen, but are not in its {self._head.n_rows}: was it restored from a backup? "
-                "Stop, and put the newest file back; or charge the most that was lost: "
+                "That is only the server's word: if no backup was put back here, the server is "
+                "wrong or lies; ask its operator before you charge anything. If one was: stop, and "
+                "put the newest file back; or charge the most that was lost: "
                 f"dpfedc ledger recover {path} --seen {head.n_rows}:{head.digest} (charges all "
-                "that is left of the cap; with --runs FOLDER only what accepted runs could cost)"
+                "that is left of the cap; with --runs FOLDER only what accepted runs could cost, "
+                "if no trial was charged since the backup)"
             )
         self._chain.require_same_files()
 
