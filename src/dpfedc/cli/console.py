@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,7 +81,7 @@ def print_table(
     table = Table(box=box.ROUNDED, header_style="bold")
     for i, name in enumerate(head):
         right = i > 0 and not words
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
+        table.add_column(showable(name), justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
     Console().print(table)
@@ -106,7 +107,13 @@ def print_sizes(rows: Sequence[Mapping[str, object]]) -> None:
 
 def print_sentence(text: str, *, style: str = "") -> None:
     """Print a sentence, broken between words where the line ends."""
-    Console(highlight=False).print(text, style=style, markup=False)
+    Console(highlight=False).print(showable(text), style=style, markup=False)
+
+
+def showable(text: str) -> str:
+    """Return text with only letters that the output has; others have a say in what is printed."""
+    encoding = sys.stdout.encoding or "ascii"
+    return text.encode(encoding, errors="backslashreplace").decode(encoding)
 
 
 def print_paragraphs(paragraphs: Iterable[str]) -> None:
@@ -115,7 +122,7 @@ def print_paragraphs(paragraphs: Iterable[str]) -> None:
     What a promise does not cover is in red.
     """
     console = Console(highlight=False)
-    pairs = [split_subject(text) for text in paragraphs]
+    pairs = [split_subject(showable(text)) for text in paragraphs]
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(width=max((len(subject) for subject, _ in pairs), default=0))
     grid.add_column(overflow="fold")  # a long word, such as a digest, is shown whole
@@ -139,10 +146,11 @@ def confirmed(question: str) -> bool:
 
 def print_path(what: str, path: Path) -> None:
     """Print where something is; the path is never broken, so that it can be copied."""
-    Console(highlight=False).print(f"{what}: {path}", markup=False, soft_wrap=True)
+    text = showable(f"{what}: {path}")
+    Console(highlight=False).print(text, markup=False, soft_wrap=True)
 
 
 def _cell(value: object) -> Text:
     """Return a value as text; as `Text`, since brackets in a name are no markup."""
     known = value if isinstance(value, (int, float)) or value is None else str(value)
-    return Text(printable(shown(known)))
+    return Text(showable(printable(shown(known))))

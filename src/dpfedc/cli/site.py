@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from dpfedc.cli import site_runs
+from dpfedc.cli.console import showable
 from dpfedc.cli.options import flag_option
 from dpfedc.cli.site_setup import SiteFolderArgument, check, init, rotate_key
 
@@ -84,10 +85,6 @@ for _of_runs in (
 
 def tell(text: str) -> None:
     """Print a line for the operator, with the time, at once."""
-    import sys
     from datetime import datetime
 
-    # Others have a say in the text; the terminal may not have all their letters.
-    encoding = sys.stdout.encoding or "ascii"
-    known = text.encode(encoding, errors="backslashreplace").decode(encoding)
-    print(f"{datetime.now().isoformat(timespec='seconds')} {known}", flush=True)
+    print(f"{datetime.now().isoformat(timespec='seconds')} {showable(text)}", flush=True)
