@@ -382,6 +382,22 @@ def test_runs_that_were_accepted_unasked_and_never_begin_are_not_without_end(fol
     service.close()
 
 
+def test_nor_are_those_that_begin_and_do_not_end(folder, monkeypatch):
+    """Each holds frozen records on the disk, and may have charged next to nothing."""
+    monkeypatch.setattr("dpfedc.deployment.admission.MAX_OPEN", 5)
+    service = SiteService(folder, accept=True, allow_simulated=True)
+    runs = [agreement_with([folder], epsilon=0.01, seed=seed) for seed in range(6)]
+    for agreement in runs[:5]:
+        assert offered(service, agreement)
+        assert isinstance(opened(service.reply(first_request(agreement))), bytes)
+    refusal = opened(service.reply(control.offer(runs[5])))
+    assert "less than 5 accepted runs here that are not over" in refusal.reason
+    assert len([*folder.path.glob("runs/*/records.snapshot")]) == 5
+    folder.cancel(runs[0].digest)
+    assert offered(service, runs[5])
+    service.close()
+
+
 def second_request(agreement, site="berlin"):
     exchange = agreement.exchanges[1]
     stage = exchange.stage

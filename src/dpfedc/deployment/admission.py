@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from dpfedc.deployment.agreement import Agreement
 from dpfedc.deployment.keys import signing_key
-from dpfedc.deployment.offered_runs import MAX_PENDING
+from dpfedc.deployment.offered_runs import MAX_OPEN, MAX_PENDING
 from dpfedc.deployment.site_folder import SiteFolder
 from dpfedc.errors import InvalidInput, Refused, RunClosed
 from dpfedc.privacy.ledger import Ledger
@@ -42,10 +42,15 @@ def accept(folder: SiteFolder, agreement: Agreement, ledger: Ledger) -> None:
 
 
 def _require_room(folder: SiteFolder, ledger: Ledger) -> None:
-    """Refuse a run while many hold frozen records that have charged nothing: no cap ends these."""
+    """Refuse a run while many hold frozen records: no cap ends these soon, or at all."""
     begun = {stage.run for stage in ledger.totals().stages}
-    waiting = sum(folder.state(r) == "accepted" and r not in begun for r in folder.offered())
-    if waiting >= MAX_PENDING:
+    running = [run for run in folder.offered() if folder.state(run) == "accepted"]
+    if len(running) >= MAX_OPEN:
+        raise InvalidInput(
+            f"there must be less than {MAX_OPEN} accepted runs here that are not over; its "
+            "operator can end some by `dpfedc site cancel`"
+        )
+    if sum(run not in begun for run in running) >= MAX_PENDING:
         raise InvalidInput(
             f"there must be less than {MAX_PENDING} accepted runs here that have not begun"
         )

@@ -19,6 +19,8 @@ AGREEMENT, ACCEPTED, MODEL = "agreement.json", "accepted", "model.npz"
 DECLINED, CANCELLED, REFUSED = "declined", "cancelled", "refused"
 MAX_PENDING = 20
 """A server cannot fill a site's disk with offers that nobody accepts, or runs that never begin."""
+MAX_OPEN = 50
+"""Nor with runs that begin and never end: each keeps frozen records. Small charges end no cap."""
 
 
 @dataclass(frozen=True)
