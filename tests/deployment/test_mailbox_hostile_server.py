@@ -1,5 +1,7 @@
 """A site whose server, or the way there, is in other hands: it stays up and computes nothing."""
 
+import asyncio
+import dataclasses
 import datetime
 import itertools
 import socket
@@ -316,6 +318,24 @@ class TestLetters:
         assert any("signed by the operator for this site" in t for t in world.told["berlin"])
         world.stop_site("berlin")
         server.close()
+
+
+def test_a_letter_that_came_to_the_old_key_does_not_vouch_for_the_new_one(world):
+    """It came before the connection was lost, and is worked on when the new key is tried."""
+    world.new_site("berlin", "next")
+    old, new = world.identity("berlin"), world.identity("berlin", "next")
+    admitted, stop = [], asyncio.Event()
+
+    class Site(https_site.HttpsSite):
+        async def _posted(self, *_, **__):
+            stop.set()
+
+    line = world.line("berlin", proxy_authority=world.folder.authority)
+    line = dataclasses.replace(line, on_admitted=admitted.append)
+    site = Site(line, lambda _: b"\0", tell=lambda _: None)
+    site._desk.take(letter(world.folder.operator, "berlin", b"x"), old)
+    asyncio.run(site._work(None, new, stop))
+    assert admitted == [old]
 
 
 class TestOnTheWay:

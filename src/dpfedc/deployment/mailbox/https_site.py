@@ -68,7 +68,8 @@ class SiteLine:
 class _Desk:
     """What must survive a lost connection: letters to be worked on, and an answer to be sent."""
 
-    inbox: deque[bytes] = field(default_factory=deque)
+    inbox: deque[tuple[bytes, Identity]] = field(default_factory=deque)
+    """Letters, each with the key that it was sent in answer to."""
     bad: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_BAD))
     at_work: str | None = None
     done: tuple[str, bytes, bytes] | None = None
@@ -78,12 +79,12 @@ class _Desk:
     def held(self) -> list[str]:
         """Return the letters that need not be sent again."""
         working = [] if self.at_work is None else [self.at_work]
-        return [*working, *map(digest_of, self.inbox), *self.bad]
+        return [*working, *(digest_of(letter) for letter, _ in self.inbox), *self.bad]
 
-    def take(self, letter: bytes) -> None:
+    def take(self, letter: bytes, identity: Identity) -> None:
         """Keep a letter if there is room; one that is not kept is sent again."""
         if len(self.inbox) < MAX_INBOX:
-            self.inbox.append(letter)
+            self.inbox.append((letter, identity))
 
 
 class HttpsSite:
@@ -155,17 +156,19 @@ class HttpsSite:
                             continue
                     letter = await call
                     if letter is not None:
-                        desk.take(letter)
+                        desk.take(letter, identity)
                     elif stay and time.monotonic() - began < HASTE_S:
                         await asyncio.sleep(HASTE_S * random.uniform(0.5, 1))
                 if desk.inbox and not stop.is_set():
-                    await self._answer(session, identity, desk.inbox.popleft())
+                    await self._answer(session, identity, *desk.inbox.popleft())
         finally:
             stopping.cancel()
             if call is not None:
                 call.cancel()
 
-    async def _answer(self, session: ClientSession, identity: Identity, letter: bytes) -> None:
+    async def _answer(
+        self, session: ClientSession, identity: Identity, letter: bytes, came_to: Identity
+    ) -> None:
         """Work on a letter in another thread, and say meanwhile that this site is there."""
         desk, digest = self._desk, digest_of(letter)
         try:
@@ -176,8 +179,9 @@ class HttpsSite:
             await asyncio.sleep(HASTE_S * random.uniform(0.5, 1))
             return
         if self._line.proxy_authority is not None:
-            # Only a letter shows that the server has admitted this key: a proxy could say so too.
-            self._line.on_admitted(identity)
+            # Only a letter shows that the server has admitted a key: a proxy could say so, too. It
+            # may have come before the connection was lost, to a call with the other key.
+            self._line.on_admitted(came_to)
         del letter
         desk.at_work = digest
         loop = asyncio.get_running_loop()
@@ -197,7 +201,7 @@ class HttpsSite:
                 has_room = len(self._desk.inbox) < MAX_INBOX
                 letter = await self._call(session, identity, stay=has_room, beat=True)
                 if letter is not None and digest_of(letter) not in self._desk.held:
-                    self._desk.take(letter)
+                    self._desk.take(letter, identity)
 
     async def _call(
         self, session: ClientSession, identity: Identity, *, stay: bool = True, beat: bool = False
