@@ -159,6 +159,18 @@ def test_a_dealer_that_was_not_there_is_suspected():
     assert (error.sites, error.dealers, error.suspects) == ([0], [], [0])
 
 
+def test_a_dealer_that_gives_its_own_share_is_suspected_where_it_cannot_be_proven():
+    """Of six sites two may lie about it, so that six shares are too few to be sure."""
+    circle, rng = circle_of(6, c=2), np.random.default_rng(0)
+    assert circle.n_shares + 2 > circle.n_holders
+    game = Round(some_values(circle), circle).play()
+    for opening in game.openings.values():
+        opening[0] = rng.bytes(16) + opening[0][16:]
+    with pytest.raises(CannotOpen) as caught:
+        game.opened()
+    assert (caught.value.dealers, caught.value.suspects) == ([], [0])
+
+
 def test_nobody_is_called_a_dealer_by_chance(monkeypatch):
     """Of 27 holders 4 lie, as the plan allows. Good sets are too rare for so few tries."""
     circle = circle_of(60, c=4, least=50)
