@@ -5,12 +5,13 @@ A new kind of mailbox is added to `WORLDS`, with a world that starts and ends it
 
 import os
 import threading
+import time
 from functools import partial
 
 import pytest
 
 from dpfedc.deployment.control import answered, refused
-from dpfedc.deployment.mailbox import letters
+from dpfedc.deployment.mailbox import https_site, letters, post_office
 from dpfedc.deployment.mailbox.https_operator import BAD_SIGNATURE
 from dpfedc.deployment.messages import Refusal
 from support.mailboxes import PATIENCE, HttpsWorld, InBackground, quickly, wait_until
@@ -126,6 +127,32 @@ class TestSitesThatAreAway:
         requests = dict.fromkeys(NAMES, b"x")
         assert operator.exchange(requests, 1.0) == heard(dict.fromkeys(NAMES[1:], b"x"))
         assert operator.online() == {"berlin": False, "geneva": True, "lisbon": True}
+
+    def test_a_site_that_is_killed_is_gone_when_its_last_connection_is(self, world, monkeypatch):
+        """A proxy has the connections of its sites: there only time tells."""
+        if world.signed:
+            monkeypatch.setattr(post_office, "PRESENT_S", 0.5)
+        world.start_site("berlin", echoed("berlin"))
+        operator, soon = world.operator(), time.monotonic() + post_office.PRESENT_S / 3
+        assert operator.online()["berlin"]
+        world.stop_site("berlin")
+        wait_until(lambda: not operator.online()["berlin"])
+        assert world.signed or time.monotonic() < soon
+
+    def test_a_site_that_works_or_calls_again_is_there(self, world, monkeypatch):
+        monkeypatch.setattr(post_office, "ANSWER_S", 0.1)
+        monkeypatch.setattr(https_site, "BEAT_S", 0.1)
+        monkeypatch.setattr(https_site, "HASTE_S", 0.01)
+        at_work = Slow("berlin")
+        world.start_site("berlin", at_work)
+        world.start_site("geneva", echoed("geneva"))
+        asked = InBackground(world.operator().exchange, {"berlin": b"x"}, PATIENCE)
+        at_work.is_asked()
+        operator, end = world.operator(), time.monotonic() + 2
+        while time.monotonic() < end:
+            assert operator.online() == {"berlin": True, "geneva": True, "lisbon": False}
+        at_work.go.set()
+        assert asked.result() == heard({"berlin": b"x"})
 
     def test_a_refusal_passes_as_one(self, world):
         world.start_site("berlin", lambda _: refused(Refusal("not today")))

@@ -64,8 +64,13 @@ def test_the_same_plan_with_the_same_sites_is_the_same_run(server, transport, ag
 
 def test_a_site_that_is_silent_cannot_be_planned_with(server, transport):
     transport.away = {"geneva"}
-    with pytest.raises(DPFedCError, match="geneva does not say how many records it has"):
-        runs.proposal(server, transport, plan_file(server), list(SIZES))
+    waited, ask = [], transport.exchange
+    transport.exchange = lambda asked, s: waited.append(s) or ask(asked, s)
+    said = "geneva does not say how many records it has: .* Start it, or leave it out with --site"
+    for wait_s in (4.0, 0.0, 9000.0):
+        with pytest.raises(DPFedCError, match=said):
+            runs.proposal(server, transport, plan_file(server), list(SIZES), wait_s=wait_s)
+    assert waited == [4.0, 1.0, 120.0]
 
 
 def test_sites_that_do_not_come_are_named(transport):

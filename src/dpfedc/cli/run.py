@@ -70,7 +70,7 @@ def start(
             wait,
             on_change=lambda here: print_sentence(f"Sites online: {len(here)} of {len(names)}."),
         )
-        agreement = proposal(folder, mailbox, plan, names)
+        agreement = proposal(folder, mailbox, plan, names, wait_s=wait)
         print_paragraphs(expected_in_words(agreement))
         _carried_out(folder, mailbox, agreement, wait)
 

@@ -29,7 +29,10 @@ from dpfedc.whole_files import is_locked, write_whole
 AGREEMENT, LOCK = "agreement.json", "lock"
 _REPLY_S = 120.0
 """How long a site that is there may take for words around the rounds, on a busy machine too."""
+_LEAST_REPLY_S = 1.0
+"""What it may take even if nobody wants to wait."""
 _AGAIN_S = 2.0
+_SILENT = "it is silent. Start it, or leave it out with --site"
 
 
 def await_sites(
@@ -52,7 +55,8 @@ def await_sites(
         if time.monotonic() >= end:
             raise DPFedCError(
                 f"no connection from {', '.join(absent)} within {wait_s:g} seconds. Is the server "
-                "started, and are they? --site names the sites that are to take part"
+                "started (dpfedc server start)? For each of these: start it (dpfedc site start), "
+                "or leave it out with --site, which names those that take part"
             )
         time.sleep(_AGAIN_S / 4)
 
@@ -69,21 +73,29 @@ def chosen_sites(folder: ServerFolder, only: Sequence[str]) -> list[str]:
 
 
 def proposal(
-    folder: ServerFolder, transport: Mailbox, plan: Path, names: Sequence[str]
+    folder: ServerFolder,
+    transport: Mailbox,
+    plan: Path,
+    names: Sequence[str],
+    *,
+    wait_s: float = _REPLY_S,
 ) -> Agreement:
-    """Return the agreement on a plan with these sites, as many records as they declare."""
+    """Return the agreement on a plan with these sites, as many records as they declare.
+
+    A site that is silent for `wait_s` seconds is named.
+    """
     text = plan.read_text(encoding="utf-8")
     keys = folder.enrolled()
     heads = KeptHeads(folder.path)
     sent = heads.read()
     asked = {name: control.hello(sent.get(name)) for name in names}
-    replies = transport.exchange(asked, _REPLY_S)
+    replies = transport.exchange(asked, min(_REPLY_S, max(wait_s, _LEAST_REPLY_S)))
     heads.saw(_said_heads(replies), sent=sent)
     sites = []
     for name in names:
         reply = replies.get(name)
         if not isinstance(reply, bytes):
-            reason = "it is silent" if reply is None else reply.reason
+            reason = _SILENT if reply is None else reply.reason
             raise DPFedCError(f"{name} does not say how many records it has: {reason}")
         records: Any = _said(reply).get("records")
         try:
@@ -201,8 +213,14 @@ def judged(agreement: Agreement, finished: Conclusion, folder: Path) -> Conclusi
 def publish(transport: Mailbox, agreement: Agreement, folder: Path) -> set[str]:
     """Send the model to the sites; return which have it."""
     message = model_message(agreement, ClusterModel.read(folder / MODEL))
-    online = transport.online()
-    names = [site.name for site in agreement.sites if online.get(site.name)]
+    names = [site.name for site in agreement.sites]
+    end = time.monotonic() + _AGAIN_S  # one may just be calling again
+    while True:
+        online = transport.online()
+        if all(online.get(name) for name in names) or time.monotonic() >= end:
+            break
+        time.sleep(_AGAIN_S / 10)
+    names = [name for name in names if online.get(name)]
     replies = transport.exchange(dict.fromkeys(names, message), _REPLY_S)
     return {name for name, reply in replies.items() if isinstance(reply, bytes)}
 

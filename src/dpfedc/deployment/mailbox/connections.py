@@ -50,6 +50,13 @@ class Connections:
         """Return the connection of a transport, None if it was cut."""
         return None if transport is None else self._all.get(transport)
 
+    def is_there(self, caller: str) -> bool:
+        """Return whether a caller has a connection of its own, by its certificate."""
+        return any(
+            c.caller == caller and c.pin is not None and not c.transport.is_closing()
+            for c in self._all.values()
+        )
+
     def keep(self, connection: Connection, caller: str | None) -> None:
         """Keep a connection as this caller's; one caller cannot have all of them."""
         connection.caller = caller

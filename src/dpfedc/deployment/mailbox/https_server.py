@@ -55,6 +55,8 @@ class HttpsServer:
         self._sites: dict[str, Certificate] = {}
         self._callers: dict[str, str] = {}
         """The name of each caller by the pin of its certificate."""
+        self._by_proxy: set[str] = set()
+        """Sites whose latest call was signed: their connections are a proxy's."""
         self._standing: tuple[object, ...] = ()
         self._started = time.time()
         self._doors: list[Door] = []
@@ -116,6 +118,7 @@ class HttpsServer:
         self._callers = {pin(known): name for name, known in sites.items()}
         self._callers[pin(operator)] = OPERATOR
         self._office.admit(sites)
+        self._by_proxy &= sites.keys()
         self._connections.cut_if(
             lambda c: c.pin is not None and self._callers.get(c.pin) != c.caller,
             "its certificate was removed",
@@ -178,6 +181,10 @@ class HttpsServer:
         if connection.caller == OPERATOR:
             return await self._operator(request, what)
         assert connection.caller is not None
+        if connection.pin is None:
+            self._by_proxy.add(connection.caller)
+        else:
+            self._by_proxy.discard(connection.caller)
         if what != "mail":
             raise InvalidInput("there is nothing of this name for a site")
         return await self._mail(request, connection, digest)
@@ -264,11 +271,22 @@ class HttpsServer:
         finally:
             self._office.close(exchange)
 
+    def _online(self) -> dict[str, bool]:
+        """Return which sites are there. One whose connections are all closed is gone, at once.
+
+        A proxy keeps and closes connections as it likes: its sites are there for a while after
+        each call.
+        """
+        return {
+            name: there and (name in self._by_proxy or self._connections.is_there(name))
+            for name, there in self._office.online().items()
+        }
+
     def _status(self) -> dict[str, Any]:
         return {
             "protocol": PROTOCOL,
             "started": self._started,
-            "online": self._office.online(),
+            "online": self._online(),
             "connections": len(self._connections),
             "waiting": dict(self._office.counts()),
             "refused": {"callers": self._refused.n_refused, "last": [*self._refused.last]},
