@@ -59,6 +59,10 @@ class Process:
         self._process.wait(PATIENCE)
         self._file.close()
 
+    def send(self, number):
+        """Send it a signal."""
+        self._process.send_signal(number)
+
     def close(self):
         if not self.ended:
             self._process.terminate()

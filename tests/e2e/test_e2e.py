@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -194,6 +195,31 @@ def test_a_killed_server_and_a_killed_run_cost_nothing(federation):
     for name in NAMES:
         counts = spent(federation, name, agreement)
         assert all(charged == planned == answered for charged, planned, answered in counts.values())
+
+
+def test_a_run_that_is_interrupted_says_in_a_line_how_it_goes_on(federation):
+    """Wherever it is: one round waits for a site, and others are under way."""
+    plan = plan_file(federation.home, "interrupted", rounds=8, min_answers=4)
+    words = ("start", plan)
+    for shown, stopped in (("factorisation 1/8", "s1"), ("factorisation 3/8", None)):
+        running = federation.run(*words)
+        running.says(shown)
+        if stopped:
+            federation.running[stopped].send(signal.SIGSTOP)
+            time.sleep(1)
+        running.send(signal.SIGINT)
+        assert running.result() == 130, running.text
+        if stopped:
+            federation.running[stopped].send(signal.SIGCONT)
+        run = agreement_of(federation).digest[:12]
+        last = f"dpfedc: interrupted; go on with: dpfedc run resume {run} --server "
+        assert [line for line in running.text.splitlines() if not line.startswith("Round ")][
+            -1
+        ] == f"{last}{federation.home / 'server'}"
+        assert "Traceback" not in running.text
+        assert "never awaited" not in running.text
+        words = ("resume", run)
+    assert federation.run("resume").result() == 0
 
 
 def test_a_site_that_is_not_enrolled_is_turned_away_until_it_is(federation):

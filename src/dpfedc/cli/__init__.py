@@ -21,7 +21,7 @@ from dpfedc.cli.options import flag_option
 from dpfedc.cli.plan import plan
 from dpfedc.cli.predict import predict
 from dpfedc.cli.report import report
-from dpfedc.cli.run import run
+from dpfedc.cli.run import INTERRUPTED, run
 from dpfedc.cli.schemas import schema
 from dpfedc.cli.server import server
 from dpfedc.cli.show import name, show
@@ -42,7 +42,7 @@ for _group in (server, site, run):
 # Newer releases of typer carry a copy of click: its errors are reached through the one exported.
 _CommandLineError: Any = typer.BadParameter.__mro__[2]
 
-_BAD_INPUT, _INTERRUPTED, _BROKEN_PIPE = 2, 130, 141
+_BAD_INPUT, _BROKEN_PIPE = 2, 141
 
 
 @app.callback(invoke_without_command=True)
@@ -85,7 +85,7 @@ def _exit_code(words: list[str]) -> int:
         return end.exit_code
     except KeyboardInterrupt:
         print("dpfedc: interrupted", file=sys.stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
         # Nobody reads on; without this, Python would complain when it flushes at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

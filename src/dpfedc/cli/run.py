@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from dpfedc.deployment.round_calls import RoundEvent
     from dpfedc.deployment.server_folder import ServerFolder
 
+INTERRUPTED = 130
 run = typer.Typer(
     name="run",
     help="Cluster the records of the sites that are connected to a server.",
@@ -72,7 +75,8 @@ def start(
         )
         agreement = proposal(folder, mailbox, plan, names, wait_s=wait)
         print_paragraphs(expected_in_words(agreement))
-        _carried_out(folder, mailbox, agreement, wait)
+        with _can_be_resumed(folder, agreement):
+            _carried_out(folder, mailbox, agreement, wait)
 
 
 @run.command()
@@ -98,8 +102,22 @@ def resume(
 
     folder = ServerFolder.open(server)
     agreement = stored_agreement(folder, start)
-    with closing(HttpsMailbox(folder)) as mailbox:
+    with closing(HttpsMailbox(folder)) as mailbox, _can_be_resumed(folder, agreement):
         _carried_out(folder, mailbox, agreement, wait)
+
+
+@contextmanager
+def _can_be_resumed(folder: ServerFolder, agreement: Agreement) -> Iterator[None]:
+    """Say to whom interrupts a run how it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"dpfedc: interrupted; go on with: {_resuming(folder, agreement)}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _resuming(folder: ServerFolder, agreement: Agreement) -> str:
+    return f"dpfedc run resume {agreement.digest[:12]} --server {shlex.quote(str(folder.path))}"
 
 
 def expected_in_words(agreement: Agreement) -> list[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpfedc.deployment.control import opened
 from dpfedc.deployment.keys import Identity, verifying_key
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
     from cryptography.x509 import Certificate
 
+T = TypeVar("T")
 AGAIN_S = 0.2
 """How soon a call that failed is made again: the server may just be starting."""
 FAREWELL_S = 0.02
@@ -69,6 +72,39 @@ class HttpsMailbox:
             self._loop.run_until_complete(last)
         self._loop.close()
 
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Let a call run to its end. Who is interrupted meanwhile ends it in good order first.
+
+        Left as it is, Python would raise in the middle of the loop, and everything that is under
+        way would complain when the loop is closed.
+        """
+        task = self._loop.create_task(work)
+        interrupted: list[bool] = []
+
+        def on_interrupt(_: int, __: object) -> None:
+            interrupted.append(True)
+            task.cancel()
+            self._loop.call_soon_threadsafe(lambda: None)  # it may just be waiting
+
+        is_ours = (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        )
+        if is_ours:
+            signal.signal(signal.SIGINT, on_interrupt)
+        try:
+            done = self._loop.run_until_complete(task)
+        except BaseException:
+            if interrupted:
+                raise KeyboardInterrupt from None
+            raise
+        finally:
+            if is_ours:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+        if interrupted:
+            raise KeyboardInterrupt
+        return done
+
     def online(self) -> Mapping[str, bool]:
         """Return which enrolled sites are there; none while the server is not."""
         try:
@@ -79,10 +115,10 @@ class HttpsMailbox:
     def status(self) -> dict[str, Any]:
         """Return what the server says of itself."""
         try:
-            return self._loop.run_until_complete(self._status())
+            return self._run(self._status())
         except NotAdmitted:  # the operator's certificate may just have been renewed
             time.sleep(AGAIN_S)
-            return self._loop.run_until_complete(self._status())
+            return self._run(self._status())
 
     def exchange(
         self, requests: Mapping[str, bytes], deadline_s: float
@@ -91,9 +127,7 @@ class HttpsMailbox:
 
         A server that forgot a letter, because it was started anew, is told again.
         """
-        return (
-            self._loop.run_until_complete(self._exchange(requests, deadline_s)) if requests else {}
-        )
+        return self._run(self._exchange(requests, deadline_s)) if requests else {}
 
     async def _status(self) -> dict[str, Any]:
         async with _Call(self, "status") as response:
