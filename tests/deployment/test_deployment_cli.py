@@ -91,6 +91,30 @@ def test_from_nothing_to_labels(dpfedc, federation):
     assert "Sites that have the model: berlin, geneva, lisbon." in again
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[run]", "[run", "the plan must be TOML"),
+        ("epsilon = 50", "epsilon = -50", "epsilon must be"),
+        ("clusters = 3", "clusters = 0", "n_clusters must be"),
+        ('"dp-lloyd"', '"dp-magic"', "method must be one of"),
+        ("features", "schema", "schema must be the path"),
+        ("rounds = 2", "speed = 2", "what [rounds] says must be"),
+    ],
+)
+def test_a_plan_is_read_before_anybody_is_waited_for(dpfedc, federation, old, new, message):
+    plan = Path("plan.toml")
+    assert old in plan.read_text()
+    plan.write_text(plan.read_text().replace(old, new))
+    said = dpfedc("run start plan.toml --server server --wait 600", code=2)
+    assert message in said
+    assert not federation  # nobody has called the server
+
+
+def test_a_plan_that_is_not_there_is_said_not_to_be(dpfedc, federation):
+    assert "nope.toml does not exist" in dpfedc("run start nope.toml --server server", code=2)
+
+
 def test_on_a_terminal_a_bar_shows_rounds_and_answers(dpfedc, federation, capsys, monkeypatch):
     dpfedc("run start plan.toml --server server --wait 0", code=2)
     for name in ("berlin", "lisbon"):

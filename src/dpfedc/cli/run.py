@@ -59,13 +59,18 @@ def start(
     For another run, change its name or its seed.
     """
     from dpfedc.deployment.mailbox.https_operator import HttpsMailbox
+    from dpfedc.deployment.proposal import read_plan
     from dpfedc.deployment.runs import await_sites, chosen_sites, proposal
     from dpfedc.deployment.server_folder import ServerFolder
 
+    if not plan.exists():
+        raise DataUnavailable(f"{plan} does not exist; it must be a plan, a TOML file")
     if not plan.is_file():
         raise DataUnavailable(f"{plan} must be a plan, a TOML file")
     folder = ServerFolder.open(server)
     names = chosen_sites(folder, site or ())
+    # Before anybody is waited for. Only what depends on numbers of records is found out later.
+    read_plan(plan.read_text(encoding="utf-8"), n_sites=len(names), folder=plan.parent)
     with closing(HttpsMailbox(folder)) as mailbox:
         await_sites(
             mailbox,

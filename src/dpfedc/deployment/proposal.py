@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from dpfedc.clustering.registry import method_named
+from dpfedc.clustering.registry import method_named, proved_methods
 from dpfedc.clustering.run_plan import Federation
-from dpfedc.deployment.agreement import DEPLOYED_TRUSTS, Agreement, Site
+from dpfedc.deployment.agreement import DEPLOYED_TRUSTS, NOISES, Agreement, Site
+from dpfedc.deployment.limits import MAX_SECONDS
 from dpfedc.deployment.secure_aggregation.circle import least_survivors, usual_survivors
 from dpfedc.errors import InvalidInput
-from dpfedc.settings import PrivacyTarget, require_choice, require_integer
+from dpfedc.settings import PrivacyTarget, require_choice, require_integer, require_number
 from dpfedc.tables.schema import Schema
 
 TABLES = {
@@ -46,6 +47,8 @@ DEADLINE = 300.0
 COLLUDING_SITES = 1
 """That secure aggregation tolerates if the plan does not say: with none, every site could take its
 own share of the noise off again."""
+MANY = 10**6
+"""Records of a site that nobody has asked yet."""
 SPARE_ROUNDS = 1
 """Of a stage of one round: without it, sites that crash in that round end the run."""
 
@@ -101,7 +104,13 @@ def proposed(
 def proposed_by_toml(
     text: str, *, sites: Sequence[Site], receipt_key: str, folder: Path = Path()
 ) -> Agreement:
-    """Return the agreement that a plan in `folder` proposes to these sites.
+    """Return the agreement that a plan in `folder` proposes to these sites."""
+    said = read_plan(text, n_sites=len(sites), folder=folder)
+    return proposed(**said, sites=sites, receipt_key=receipt_key)
+
+
+def read_plan(text: str, *, n_sites: int, folder: Path = Path()) -> dict[str, Any]:
+    """Return what a plan in `folder` says, as `proposed` takes it, checked without any site.
 
     [run] has name, coordinator, clusters, and features or the path of a schema, perhaps method and
     seed; [privacy] epsilon
@@ -110,6 +119,38 @@ def proposed_by_toml(
     may be missing, rounds, sites_per_round, deadline, min_answers (half of a round's sites if it
     does not say) and spare_rounds (1, or 0); [settings] what else the method has.
     """
+    settings, given = _tables(text)
+    schema, unit, most_sites = (
+        _schema(given, folder),
+        given.get("unit"),
+        given.get("sites_per_person"),
+    )
+    chosen = {SETTINGS[name]: value for name, value in given.items() if name in SETTINGS}
+    per_round = require_integer(
+        "sites_per_round", given.get("sites_per_round", n_sites), least=1, most=n_sites
+    )
+    sharing = _sharing(given, n_sites)
+    said = dict(
+        method=given.get("method", "dp-fedc"),
+        settings={**settings, **chosen},
+        features=given["features"] if schema is None else schema.features,
+        schema=schema,
+        unit=unit or (schema.unit if schema else "record"),
+        sites_per_person=most_sites or (schema.sites_per_person if schema else 1),
+        noise=given.get("noise", "secure"),
+        seed=given.get("seed", 0),
+        deadline=given.get("deadline", DEADLINE),
+        min_answers=given.get("min_answers", _usual_answers(sharing, per_round)),
+        spare_rounds=given.get("spare_rounds", SPARE_ROUNDS),
+        **sharing,
+        **{name: given[name] for name in REQUIRED if name != "clusters"},
+    )
+    _check(said, n_sites)
+    return said
+
+
+def _tables(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the method's settings, and all else that a plan says."""
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -131,33 +172,24 @@ def proposed_by_toml(
         missing.append("schema or features")
     if missing:
         raise InvalidInput(f"the plan must say {', '.join(missing)}")
-    schema, unit, most_sites = (
-        _schema(given, folder),
-        given.get("unit"),
-        given.get("sites_per_person"),
-    )
-    chosen = {SETTINGS[name]: value for name, value in given.items() if name in SETTINGS}
-    per_round = require_integer(
-        "sites_per_round", given.get("sites_per_round", len(sites)), least=1, most=len(sites)
-    )
-    sharing = _sharing(given, len(sites))
-    return proposed(
-        method=given.get("method", "dp-fedc"),
-        settings={**settings, **chosen},
-        sites=sites,
-        receipt_key=receipt_key,
-        features=given["features"] if schema is None else schema.features,
-        schema=schema,
-        unit=unit or (schema.unit if schema else "record"),
-        sites_per_person=most_sites or (schema.sites_per_person if schema else 1),
-        noise=given.get("noise", "secure"),
-        seed=given.get("seed", 0),
-        deadline=given.get("deadline", DEADLINE),
-        min_answers=given.get("min_answers", _usual_answers(sharing, per_round)),
-        spare_rounds=given.get("spare_rounds", SPARE_ROUNDS),
-        **sharing,
-        **{name: given[name] for name in REQUIRED if name != "clusters"},
-    )
+    return settings, given
+
+
+def _check(said: Mapping[str, Any], n_sites: int) -> None:
+    """Refuse what no number of records can make good, before any site is asked for it."""
+    features = said["features"]
+    if isinstance(features, str) or not isinstance(features, Sequence) or not features:
+        raise InvalidInput(f"features must be a list of columns, got {features!r}")
+    names = ("epsilon", "delta", "trust", "unit", "sites_per_person", "spare_rounds")
+    PrivacyTarget(**{name: said[name] for name in names})
+    require_choice("method", said["method"], proved_methods())
+    require_choice("noise", said["noise"], NOISES)
+    require_integer("seed", said["seed"], least=0, most=2**63 - 1)
+    require_number("deadline", said["deadline"], above=0, most=MAX_SECONDS)
+    method, layout = method_named(said["method"]), said["schema"] and said["schema"].layout
+    method.require_deployed(said["settings"])
+    sizes = np.full(n_sites, MANY, dtype=np.int64)
+    method.checked(said["settings"], Federation(len(features), sizes, layout))
 
 
 def _sharing(given: Mapping[str, Any], n_sites: int) -> dict[str, Any]:
