@@ -4,13 +4,17 @@ import io
 import json
 import sqlite3
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from test_runs import PLAN
 
+from dpfedc.cli.run import RoundLog
 from dpfedc.deployment.mailbox import https_operator
+from dpfedc.deployment.mailbox.mailbox import Delivery
+from dpfedc.deployment.round_calls import RoundEvent
 from dpfedc.deployment.site_folder import SiteFolder
 from dpfedc.whole_files import locked
 from support.command_line import outcome, read_csv
@@ -126,6 +130,85 @@ def test_on_a_terminal_a_bar_shows_rounds_and_answers(dpfedc, federation, capsys
     assert code == 0
     assert "lloyd 2/2, 3 sites" in err
     assert "geneva refused (run " in err
+
+
+def lines(capsys, text):
+    """Run a command and return the lines that it prints, each with its spaces as they are."""
+    code, out, err = outcome(capsys, text.split())
+    assert code == 0, err
+    return out.splitlines()
+
+
+def test_a_site_that_declined_is_named_once_and_not_asked_to_come_later(
+    dpfedc, federation, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "300")
+    said = dpfedc("run start plan.toml --server server --wait 0", code=2)
+    assert "got 0. Not accepted yet: berlin, geneva, lisbon. Nothing has been released" in said
+    run = next(SiteFolder.open(Path("berlin")).offered())
+    status = dpfedc("server status server")
+    assert "0 of 3; not yet: berlin, geneva, lisbon" in status
+    dpfedc("site decline geneva --yes")
+    dpfedc("site accept berlin --yes")
+    said = dpfedc("run start plan.toml --server server --wait 0", code=2)
+    assert "got 1 (berlin). Not accepted yet: lisbon. geneva refuses: run" in said
+    assert "1 of 3; not yet: lisbon; refused by geneva" in dpfedc("server status server")
+    dpfedc("site accept lisbon --yes")
+    said = lines(capsys, "run start plan.toml --server server --wait 0")
+    rounds = [line for line in said if line.startswith("Round ")]
+    assert ["geneva refused" in line for line in rounds] == [True] + [False] * (len(rounds) - 1)
+    assert all(": 2 of 3 sites answered" in line for line in rounds)
+    assert f"Without geneva: run {run[:12]} was declined here." in said
+    assert not any("later" in line for line in said)
+    content = json.loads(dpfedc("server status server --json"))["runs"][0]
+    assert (content["accepted"], [*content["refused"]]) == (["berlin", "lisbon"], ["geneva"])
+
+
+def test_who_was_away_gets_the_model_with_the_command_that_is_printed(
+    dpfedc, federation, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "300")
+    dpfedc("run start plan.toml --server server --wait 0", code=2)
+    run = next(SiteFolder.open(Path("berlin")).offered())
+    for name in SIZES:
+        dpfedc(f"site accept {name} --yes")
+    federation[0].close()
+    away = {*SIZES}
+
+    def online(self):
+        if (Path("server") / "runs" / run / "model.npz").exists() and not away:
+            away.add("geneva")
+        return {name: name not in away for name in self.services}
+
+    monkeypatch.setattr(DeskTransport, "online", online)
+    said = dpfedc("run resume study --server server --wait 0", code=2)
+    assert "no connection from berlin, geneva, lisbon within 0 seconds" in said
+    assert "Accepted" not in said
+    away.clear()
+    said = lines(capsys, "run resume study --server server --wait 0")
+    later = f"dpfedc run resume {run[:12]} --server server"
+    assert f"For geneva, later: {later}" in said
+    away.clear()
+    away |= {"berlin", "lisbon"}  # who has it already need not be there
+    said = lines(capsys, later.removeprefix("dpfedc ") + " --wait 0")
+    assert "Sites online: 1 of 3 (not connected: berlin, lisbon)." in said
+    assert "Sites that have the model: berlin, geneva, lisbon." in said
+    assert not any("later" in line for line in said)
+
+
+def test_the_last_to_answer_is_one_that_answered():
+    log = RoundLog()
+    log.add(Delivery("berlin", 1.0, 1000, 1000))
+    log.add(Delivery("geneva", 9.0, 1000, 10))
+    asked = ("berlin", "geneva", "lisbon")
+    event = RoundEvent("lloyd", 1, 2, 1, 2, asked, ("berlin",), {"geneva": "not now"}, done=True)
+    line = log._line(event)
+    assert "1 of 3 sites answered in 1.00 s (the last was berlin), 2.0 kB out" in line
+    assert "geneva refused (not now); silent: lisbon." in line
+    assert "geneva refused (as before)" in log._line(event)
+    gone = replace(event, refused={"geneva": "over"}, closed=frozenset({"geneva"}))
+    assert "geneva refused (over), and will in all rounds" in log._line(gone)
+    assert "geneva" not in log._line(gone)
 
 
 def test_labels_of_a_run_that_is_not_over_are_refused(dpfedc, federation):

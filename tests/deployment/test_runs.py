@@ -21,6 +21,12 @@ def plan_file(server):
     return path
 
 
+def changed(server, old, new):
+    path = server.path / "changed.toml"
+    path.write_text(PLAN.replace(old, new))
+    return path
+
+
 @pytest.fixture
 def server(tmp_path):
     return ServerFolder.create(tmp_path / "server", hosts=(), listen="127.0.0.1", port=8470)
@@ -82,6 +88,24 @@ def test_sites_that_do_not_come_are_named(transport):
     runs.await_sites(transport, ["berlin", "lisbon"], 0.1)
 
 
+def test_a_run_is_found_by_its_name_or_its_first_digits(server, transport, agreement):
+    path = runs.run_folder(server, agreement)
+    other = runs.proposal(
+        server, transport, changed(server, 'name = "study"', 'name = "study"\nseed = 3'), [*SIZES]
+    )
+    for words in ("", "study", agreement.digest[:8]):
+        assert runs.stored_agreement(server, words) == agreement
+    runs.run_folder(server, other)
+    assert runs.stored_agreement(server, other.digest[:8]) == other
+    known = rf"got 'study'; known: .*{agreement.digest[:12]} \(study, offered\)"
+    with pytest.raises(InvalidInput, match=known):
+        runs.stored_agreement(server, "study")
+    (path / "model.npz").touch()  # it is over, so the other one is meant
+    assert runs.stored_agreement(server, "study") == other
+    with pytest.raises(InvalidInput, match="got 'nothing'"):
+        runs.stored_agreement(server, "nothing")
+
+
 def test_only_enrolled_sites_can_be_chosen(server, sites):
     assert runs.chosen_sites(server, ()) == sorted(SIZES)
     assert runs.chosen_sites(server, ["lisbon", "berlin"]) == ["berlin", "lisbon"]
@@ -95,11 +119,17 @@ def test_nothing_starts_before_enough_sites_have_accepted(
     monkeypatch.setattr(runs, "_AGAIN_S", 0.01)
     assert agreement.min_answers == 2
     sites_by_name = {folder.name: folder for folder in sites}
-    with pytest.raises(DPFedCError, match=r"accepted by 2 sites, got 0\. Nothing has been releas"):
+    with pytest.raises(DPFedCError, match=r"by 2 sites, got 0\. .*Nothing has been released"):
         accepted(server, transport, agreement, 0.1)
     sites_by_name["berlin"].accept(agreement.digest)
-    with pytest.raises(DPFedCError, match="got 1"):
+    transport.away = {"geneva"}
+    who = r"got 1 \(berlin\)\. Not accepted yet: lisbon\. Not connected: geneva\. "
+    with pytest.raises(DPFedCError, match=who):
         accepted(server, transport, agreement, 0.1)
+    transport.away = {"geneva", "lisbon"}
+    with pytest.raises(DPFedCError, match="Start the sites that are away"):
+        accepted(server, transport, agreement, 0.1)
+    transport.away = set()
     sites_by_name["lisbon"].accept(agreement.digest)
     assert accepted(server, transport, agreement, 0.1) == {"berlin", "lisbon"}
     transport.away = {"geneva"}

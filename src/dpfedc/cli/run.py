@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,7 +76,7 @@ def start(
             mailbox,
             names,
             wait,
-            on_change=lambda here: print_sentence(f"Sites online: {len(here)} of {len(names)}."),
+            on_change=_say_online(names),
         )
         agreement = proposal(folder, mailbox, plan, names, wait_s=wait)
         print_paragraphs(expected_in_words(agreement))
@@ -91,7 +91,7 @@ def resume(
         str,
         typer.Argument(
             metavar="RUN",
-            help="The run, by the first digits of its identity.",
+            help="The run, by its name or the first digits of its identity.",
             show_default="the latest",
         ),
     ] = "",
@@ -102,12 +102,23 @@ def resume(
     A run that is finished only sends its model again, for sites that were away.
     """
     from dpfedc.deployment.mailbox.https_operator import HttpsMailbox
-    from dpfedc.deployment.runs import stored_agreement
+    from dpfedc.deployment.runs import await_sites, is_over, run_folder, stored_agreement
     from dpfedc.deployment.server_folder import ServerFolder
 
     folder = ServerFolder.open(server)
     agreement = stored_agreement(folder, start)
+    names = [one.name for one in agreement.sites]
+    over = is_over(run_folder(folder, agreement))
+    least = 1 if over else agreement.least_answers(len(names))
     with closing(HttpsMailbox(folder)) as mailbox, _can_be_resumed(folder, agreement):
+        await_sites(
+            mailbox,
+            names,
+            wait,
+            least=least,
+            advice=f"start it (dpfedc site start). The run goes on with {least} of {len(names)}",
+            on_change=_say_online(names),
+        )
         _carried_out(folder, mailbox, agreement, wait)
 
 
@@ -123,6 +134,17 @@ def _can_be_resumed(folder: ServerFolder, agreement: Agreement) -> Iterator[None
 
 def _resuming(folder: ServerFolder, agreement: Agreement) -> str:
     return f"dpfedc run resume {agreement.digest[:12]} --server {shlex.quote(str(folder.path))}"
+
+
+def _say_online(names: Sequence[str]) -> Callable[[set[str]], None]:
+    from dpfedc.deployment.decisions import named
+
+    def say(here: set[str]) -> None:
+        away = set(names) - here
+        also = f" (not connected: {named(away)})" if away else ""
+        print_sentence(f"Sites online: {len(here)} of {len(names)}{also}.")
+
+    return say
 
 
 def expected_in_words(agreement: Agreement) -> list[str]:
@@ -141,8 +163,10 @@ def _carried_out(
     folder: ServerFolder, mailbox: HttpsMailbox, agreement: Agreement, wait: float
 ) -> None:
     from dpfedc.deployment.coordinator import Coordinator
+    from dpfedc.deployment.decisions import Decisions
     from dpfedc.deployment.heads import KeptHeads
-    from dpfedc.deployment.runs import LOCK, acceptances, judged, publish, run_folder
+    from dpfedc.deployment.runs import LOCK, acceptances, is_over, judged, publish, run_folder
+    from dpfedc.privacy.statement import counted
     from dpfedc.report.folder import CENTERS_NAME, write_page
     from dpfedc.report.output_files import centers_table
     from dpfedc.report.promise import privacy_paragraphs, verdict_paragraphs
@@ -152,11 +176,12 @@ def _carried_out(
     heads = KeptHeads(folder.path)
     with locked(path / LOCK, refusal=f"run {short} is under way in another process"):
         print_sentence(
-            f"Run {short}: {agreement.name}, {len(agreement.sites)} sites, "
-            f"{agreement.plan.n_rounds} rounds, epsilon {agreement.epsilon:g}."
+            f"Run {short}: {agreement.name}, {counted(len(agreement.sites), 'site')}, "
+            f"{counted(agreement.plan.n_rounds, 'round')}, epsilon {agreement.epsilon:g}."
         )
-        say = _say_acceptances(agreement)
-        acceptances(mailbox, agreement, wait, folder=path, heads=heads, on_change=say)
+        if not is_over(path):  # else nobody is asked for anything more
+            say = _say_acceptances(agreement)
+            acceptances(mailbox, agreement, wait, folder=path, heads=heads, on_change=say)
         log = RoundLog()
         mailbox.on_delivery = log.add
         mailbox.most_answer = agreement.max_message_bytes
@@ -178,19 +203,29 @@ def _carried_out(
         [*verdict_paragraphs(finished.record.results), *privacy_paragraphs(finished.record)]
     )
     print_sentence(f"Sites that have the model: {', '.join(sorted(have)) or 'none'}.")
-    away = sorted({site.name for site in agreement.sites} - have)
+    decided = Decisions.read(path)
+    for name in sorted(decided.closed):
+        print_sentence(f"Without {name}: {decided.refused[name]}.")
+    away = sorted({site.name for site in agreement.sites} - have - decided.closed)
     if away:
-        print_sentence(f"For {', '.join(away)}, later: dpfedc run resume --server {folder.path}")
+        print_sentence(f"For {', '.join(away)}, later: {_resuming(folder, agreement)}")
     print_path("Results", path)
     print_path("Report", page)
 
 
-def _say_acceptances(agreement: Agreement) -> Callable[[set[str], object], None]:
-    def say(accepted: set[str], refusals: object) -> None:
-        assert isinstance(refusals, dict)
-        print_sentence(f"Accepted by {len(accepted)} of {len(agreement.sites)} sites.")
-        for name, reason in refusals.items():
-            print_sentence(f"{name} refuses: {reason}", style="red")
+def _say_acceptances(agreement: Agreement) -> Callable[[set[str], Mapping[str, str]], None]:
+    from dpfedc.deployment.decisions import named
+    from dpfedc.privacy.statement import counted
+
+    names, told = {site.name for site in agreement.sites}, set[str]()
+
+    def say(accepted: set[str], refusals: Mapping[str, str]) -> None:
+        waiting = names - accepted - refusals.keys()
+        also = f"; not yet by {named(waiting)}" if waiting else ""
+        print_sentence(f"Accepted by {len(accepted)} of {counted(len(names), 'site')}{also}.")
+        for name in refusals.keys() - told:
+            told.add(name)
+            print_sentence(f"{name} refuses: {refusals[name]}", style="red")
 
     return say
 
@@ -201,6 +236,8 @@ class RoundLog:
     def __init__(self) -> None:
         self._round: dict[str, list[Delivery]] = {}
         self._all: dict[str, list[Delivery]] = {}
+        self._told: dict[str, str] = {}
+        """What each site refused with, the last time that it was said."""
         self._refresh: Callable[[], None] = lambda: None
 
     def add(self, delivery: Delivery) -> None:
@@ -238,7 +275,7 @@ class RoundLog:
                 progress.update(task, description=f"{what[0]}, {len(self._round)} answers")
 
             def on_event(event: RoundEvent) -> None:
-                if event.done and (event.refused or event.silent or event.notes):
+                if event.done and (self._refused(event) or event.silent or event.notes):
                     progress.console.print(self._line(event), markup=False, highlight=False)
                 self._round.clear()
                 what[0] = f"{event.stage} {event.t}/{event.n_rounds}, {len(event.asked)} sites"
@@ -249,9 +286,22 @@ class RoundLog:
             yield on_event
             self._refresh = lambda: None
 
+    def _refused(self, event: RoundEvent) -> dict[str, str]:
+        """Return who refused; a site where the run is closed is named once, not in every round."""
+        return {
+            name: reason
+            for name, reason in event.refused.items()
+            if name not in event.closed or self._told.get(name) != reason
+        }
+
     def _line(self, event: RoundEvent) -> str:
-        parts = [f"{len(event.answered)} of {len(event.asked)} sites answered{self._cost()}"]
-        parts += [f"{name} refused ({reason})" for name, reason in event.refused.items()]
+        parts = [f"{len(event.answered)} of {len(event.asked)} sites answered{self._cost(event)}"]
+        for name, reason in self._refused(event).items():
+            again = self._told.get(name) == reason
+            parts.append(f"{name} refused ({'as before' if again else reason})")
+            if name in event.closed:
+                parts[-1] += ", and will in all rounds"
+        self._told |= event.refused
         if event.silent:
             parts.append(f"silent: {', '.join(event.silent)}")
         parts += event.notes
@@ -260,11 +310,15 @@ class RoundLog:
         where = f"Round {event.number} of {event.total} ({event.stage} {event.t}/{event.n_rounds})"
         return f"{where}: {'; '.join(parts)}."
 
-    def _cost(self) -> str:
-        """Return what this round took, and who was the last."""
-        if not self._round:
+    def _cost(self, event: RoundEvent) -> str:
+        """Return what this round took, and who was the last to answer; a refusal is no answer."""
+        seconds = {
+            site: sum(delivery.seconds for delivery in found)
+            for site, found in self._round.items()
+            if site in event.answered
+        }
+        if not seconds:
             return ""
-        seconds = {s: sum(d.seconds for d in found) for s, found in self._round.items()}
         last = max(seconds, key=lambda site: seconds[site])
         deliveries = [delivery for found in self._round.values() for delivery in found]
         sent = sum(delivery.n_sent for delivery in deliveries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -175,8 +176,11 @@ def status(
         print_sentence(f"{file} holds no good certificate, and admits nobody.", style="red")
     if content["runs"]:
         print_table(
-            ("run", "name", "state"),
-            [(run["run"][:12], run["name"], run["state"]) for run in content["runs"]],
+            ("run", "name", "state", "accepted by"),
+            [
+                (run["run"][:12], run["name"], run["state"], _accepted(run))
+                for run in content["runs"]
+            ],
         )
     if running and running["refused"]["callers"]:
         print_sentence(f"Turned away since the start: {running['refused']['callers']:,} callers.")
@@ -193,7 +197,6 @@ def _status(folder: ServerFolder) -> dict[str, Any]:
     from dpfedc.deployment.keys import fingerprint
     from dpfedc.deployment.mailbox.https_operator import HttpsMailbox
     from dpfedc.deployment.mailbox.mailbox import ConnectionLost
-    from dpfedc.deployment.runs import name_of, standing
 
     mailbox = HttpsMailbox(folder)
     running: dict[str, Any] | None = None
@@ -217,15 +220,30 @@ def _status(folder: ServerFolder) -> dict[str, Any]:
             for name, certificate in sites.items()
         },
         "unreadable": bad,
-        "runs": [
-            {
-                "run": file.parent.name,
-                "name": name_of(file.parent),
-                "state": standing(file.parent),
-            }
-            for file in files
-        ],
+        "runs": [_run(file.parent) for file in files],
     }
+
+
+def _run(path: Path) -> dict[str, Any]:
+    """Return where a run stands, and what its sites have said as far as the server knows."""
+    from dpfedc.deployment.decisions import Decisions
+    from dpfedc.deployment.runs import name_of, sites_of, standing
+
+    said = Decisions.read(path)
+    return {
+        "run": path.name,
+        "name": name_of(path),
+        "state": standing(path),
+        "sites": sites_of(path),
+        "accepted": sorted(said.accepted),
+        "refused": said.refused,
+    }
+
+
+def _accepted(run: Mapping[str, Any]) -> str:
+    from dpfedc.deployment.decisions import Decisions
+
+    return Decisions(set(run["accepted"]), run["refused"]).in_words(run["sites"])
 
 
 def _ending(folder: ServerFolder) -> list[str]:

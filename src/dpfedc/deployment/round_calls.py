@@ -38,6 +38,8 @@ class RoundEvent:
     asked: tuple[str, ...]
     answered: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
+    closed: frozenset[str] = frozenset()
+    """Those of the refused at which the run is closed: they refuse every round from now on."""
     done: bool = False
     lost: bool = False
     notes: tuple[str, ...] = ()
@@ -61,6 +63,7 @@ class RoundCalls:
     """In the whole run."""
     on_event: Callable[[RoundEvent], None]
     refused: dict[str, str] = field(default_factory=dict)
+    closed: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -79,6 +82,8 @@ class RoundCalls:
             reply = replies.get(site)
             if isinstance(reply, Refusal):
                 self.refused[site] = reply.reason
+                if reply.of_run:
+                    self.closed.add(site)
             elif reply is not None:
                 try:
                     answers[site] = read(site, reply)
@@ -120,8 +125,8 @@ class RoundCalls:
 
     def _over(self, answered: Collection[str], *, lost: bool = False) -> RoundEvent:
         over = replace(
-            self.asked, answered=tuple(answered), refused=self.refused, done=True, lost=lost,
-            notes=tuple(self.notes),
+            self.asked, answered=tuple(answered), refused=self.refused,
+            closed=frozenset(self.closed), done=True, lost=lost, notes=tuple(self.notes),
         )  # fmt: skip
         self.on_event(over)
         return over

@@ -14,6 +14,7 @@ from dpfedc.deployment import control
 from dpfedc.deployment.agreement import Agreement, Site
 from dpfedc.deployment.checkpoint import REQUESTS, Checkpoint
 from dpfedc.deployment.coordinator import MODEL, RECORD
+from dpfedc.deployment.decisions import Decisions, named
 from dpfedc.deployment.heads import KeptHeads
 from dpfedc.deployment.keys import fingerprint, public_key, signing_key
 from dpfedc.deployment.mailbox.mailbox import Mailbox
@@ -21,9 +22,11 @@ from dpfedc.deployment.messages import Refusal
 from dpfedc.deployment.model_message import model_message
 from dpfedc.deployment.proposal import proposed_by_toml
 from dpfedc.deployment.server_folder import ServerFolder
+from dpfedc.deployment.site_run import LEDGER_LOST
 from dpfedc.engine.conclusion import Conclusion
 from dpfedc.errors import DPFedCError, InvalidInput, NotFound
 from dpfedc.model_file import ClusterModel
+from dpfedc.privacy.statement import counted
 from dpfedc.whole_files import is_locked, write_whole
 
 AGREEMENT, LOCK = "agreement.json", "lock"
@@ -32,7 +35,11 @@ _REPLY_S = 120.0
 _LEAST_REPLY_S = 1.0
 """What it may take even if nobody wants to wait."""
 _AGAIN_S = 2.0
+_WITHOUT = (
+    "start it (dpfedc site start), or leave it out with --site, which names those that take part"
+)
 _SILENT = "it is silent. Start it, or leave it out with --site"
+_IN_ITS_LOG = "Ask its operator to look into the site's log, which says what to do"
 
 
 def await_sites(
@@ -40,9 +47,11 @@ def await_sites(
     names: Sequence[str],
     wait_s: float,
     *,
+    least: int | None = None,
+    advice: str = _WITHOUT,
     on_change: Callable[[set[str]], None] = lambda _: None,
 ) -> None:
-    """Wait until all these sites are there, or say which are not."""
+    """Wait until these sites are there, all or at `least` so many, or say which are not."""
     end, here = time.monotonic() + wait_s, None
     while True:
         online = {name for name, there in transport.online().items() if there}
@@ -50,13 +59,12 @@ def await_sites(
             here = online & set(names)
             on_change(here)
         absent = [name for name in names if name not in online]
-        if not absent:
+        if len(absent) <= len(names) - (len(names) if least is None else least):
             return
         if time.monotonic() >= end:
             raise DPFedCError(
-                f"no connection from {', '.join(absent)} within {wait_s:g} seconds. Is the server "
-                "started (dpfedc server start)? For each of these: start it (dpfedc site start), "
-                "or leave it out with --site, which names those that take part"
+                f"no connection from {named(absent)} within {wait_s:g} seconds. Is the server "
+                f"started (dpfedc server start)? For each of these: {advice}"
             )
         time.sleep(_AGAIN_S / 4)
 
@@ -95,7 +103,9 @@ def proposal(
     for name in names:
         reply = replies.get(name)
         if not isinstance(reply, bytes):
-            reason = _SILENT if reply is None else reply.reason
+            reason = _SILENT
+            if reply is not None:
+                reason = f"{reply.reason}. {_IN_ITS_LOG}; or leave it out with --site"
             raise DPFedCError(f"{name} does not say how many records it has: {reason}")
         records: Any = _said(reply).get("records")
         try:
@@ -119,14 +129,30 @@ def run_folder(folder: ServerFolder, agreement: Agreement) -> Path:
     return path
 
 
-def stored_agreement(folder: ServerFolder, start: str) -> Agreement:
-    """Return the agreement of the one run whose digest starts so ("": of the latest run)."""
+def stored_agreement(folder: ServerFolder, words: str) -> Agreement:
+    """Return the agreement of the one run that is meant ("": of the latest run).
+
+    By its first digits, or its name. Of several runs that one is meant which is not over.
+    """
     files = sorted(folder.runs.glob(f"*/{AGREEMENT}"), key=lambda file: file.stat().st_mtime)
-    found = [file for file in files if file.parent.name.startswith(start)]
-    if not found or (start and len(found) > 1):
-        known = ", ".join(file.parent.name[:12] for file in files) or "none"
-        raise InvalidInput(f"{start!r} must be the start of one run, known: {known}")
-    return Agreement.from_json(found[-1].read_text(encoding="utf-8"))
+    runs = [file.parent for file in files]
+    found = runs[-1:]
+    if words:
+        found = [run for run in runs if run.name.startswith(words)]
+        found = found or [run for run in runs if name_of(run) == words]
+    if len(found) > 1:
+        found = [run for run in found if not (run / MODEL).exists()]
+    if len(found) != 1:
+        known = ", ".join(f"{r.name[:12]} ({name_of(r)}, {standing(r)})" for r in runs) or "none"
+        raise InvalidInput(
+            f"RUN must be the first digits or the name of one run, got {words!r}; known: {known}"
+        )
+    return Agreement.from_json((found[0] / AGREEMENT).read_text(encoding="utf-8"))
+
+
+def is_over(folder: Path) -> bool:
+    """Return whether a run has its model, and only sends it again."""
+    return (folder / MODEL).exists()
 
 
 def acceptances(
@@ -142,10 +168,12 @@ def acceptances(
 
     Sites that are away are not waited for if the others are enough; a round asks them again. Fewer
     than the rounds need is an error, which says what was released before, by the run's `folder`.
+    What sites say is kept there.
     """
     names, least = {s.name for s in agreement.sites}, agreement.least_answers(len(agreement.sites))
     accepted: set[str] = set()
     refusals: dict[str, str] = {}
+    kept = Decisions.read(folder)
     end, told = time.monotonic() + wait_s, None
     while True:
         online = {name for name, there in transport.online().items() if there}
@@ -155,11 +183,15 @@ def acceptances(
         heads.saw(_said_heads(replies), sent=sent)
         for name, reply in replies.items():
             if isinstance(reply, Refusal):
-                refusals[name] = reply.reason
+                also = f". {_IN_ITS_LOG}" if reply.reason == LEDGER_LOST else ""
+                refusals[name] = f"{reply.reason}{also}"
+                kept.refuse(name, reply)
             elif _said(reply).get("accepted") is True:
                 accepted.add(name)
+                kept.accept(name)
         if told != (len(accepted), len(refusals)):
             told = (len(accepted), len(refusals))
+            kept.write(folder)
             on_change(accepted, refusals)
         undecided = names - accepted - refusals.keys()
         enough = len(accepted) >= least and not undecided & online
@@ -167,16 +199,33 @@ def acceptances(
             break
         time.sleep(min(_AGAIN_S, max(0.0, end - time.monotonic())))
     if len(accepted) < least:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
-        advice = "Sites accept with `dpfedc site accept`; then start it again"
-        if not names - accepted - refusals.keys():
-            advice = "All sites have decided: another plan, or --site, may do"
+        who = _who(accepted, refusals, undecided & online, undecided - online)
         raise DPFedCError(
-            f"run {agreement.digest[:12]} must be accepted by {least} sites, got "
-            f"{len(accepted)}{f' ({reasons})' if reasons else ''}. {released(folder)}. "
-            f"{advice}"
+            f"run {agreement.digest[:12]} must be accepted by {counted(least, 'site')}, got "
+            f"{len(accepted)}{who[0]}. {''.join(who[1:])}{released(folder)}. "
+            f"{_advice(undecided & online, undecided - online)}"
         )
     return accepted
+
+
+def _who(
+    accepted: set[str], refusals: Mapping[str, str], waiting: set[str], away: set[str]
+) -> list[str]:
+    """Return who has said what, each in a sentence, those first that have accepted."""
+    return [
+        f" ({named(accepted)})" if accepted else "",
+        f"Not accepted yet: {named(waiting)}. " if waiting else "",
+        f"Not connected: {named(away)}. " if away else "",
+        *(f"{name} refuses: {reason}. " for name, reason in refusals.items()),
+    ]
+
+
+def _advice(waiting: set[str], away: set[str]) -> str:
+    if waiting:
+        return "Sites accept with `dpfedc site accept`; then start it again"
+    if away:
+        return "Start the sites that are away (dpfedc site start); then start it again"
+    return "All sites have decided: another plan, or --site, may do"
 
 
 def _said(reply: bytes) -> Mapping[str, Any]:
@@ -211,7 +260,7 @@ def judged(agreement: Agreement, finished: Conclusion, folder: Path) -> Conclusi
 
 
 def publish(transport: Mailbox, agreement: Agreement, folder: Path) -> set[str]:
-    """Send the model to the sites; return which have it."""
+    """Send the model to the sites that are there; return which have it, now or from before."""
     message = model_message(agreement, ClusterModel.read(folder / MODEL))
     names = [site.name for site in agreement.sites]
     end = time.monotonic() + _AGAIN_S  # one may just be calling again
@@ -220,9 +269,15 @@ def publish(transport: Mailbox, agreement: Agreement, folder: Path) -> set[str]:
         if all(online.get(name) for name in names) or time.monotonic() >= end:
             break
         time.sleep(_AGAIN_S / 10)
-    names = [name for name in names if online.get(name)]
-    replies = transport.exchange(dict.fromkeys(names, message), _REPLY_S)
-    return {name for name, reply in replies.items() if isinstance(reply, bytes)}
+    here = [name for name in names if online.get(name)]
+    replies = transport.exchange(dict.fromkeys(here, message), _REPLY_S)
+    kept = Decisions.read(folder)
+    for name, reply in replies.items():
+        if isinstance(reply, Refusal) and reply.of_run:
+            kept.refuse(name, reply)
+    kept.served |= {name for name, reply in replies.items() if isinstance(reply, bytes)}
+    kept.write(folder)
+    return kept.served
 
 
 def released(path: Path) -> str:
@@ -258,3 +313,9 @@ def _rounds_done(path: Path) -> int:
 def name_of(path: Path) -> str:
     """Return the name that a run's agreement has."""
     return str(json.loads((path / AGREEMENT).read_text(encoding="utf-8"))["name"])
+
+
+def sites_of(path: Path) -> list[str]:
+    """Return the sites that a run's agreement names."""
+    content = json.loads((path / AGREEMENT).read_text(encoding="utf-8"))
+    return [str(site["name"]) for site in content["sites"]]

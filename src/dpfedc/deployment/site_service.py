@@ -278,7 +278,7 @@ class SiteService:
                 f"run {run[:12]} is over without this site. To free what is reserved for it: "
                 f"dpfedc site cancel {self._folder.path} {run[:12]}"
             )
-            raise Refused(f"this site has answered nothing in run {run[:12]}")
+            raise RunClosed(f"this site has answered nothing in run {run[:12]}, which is over")
         try:
             model = received_model(message, self._folder.agreement(run))
         except InvalidInput as error:
