@@ -253,6 +253,44 @@ def test_a_site_says_what_is_in_its_records_before_anything_is_made(dpfedc):
     assert SiteFolder.open(Path("berlin")).records == 100
 
 
+@pytest.mark.parametrize(
+    ("head", "row", "found", "remedy"),
+    [
+        ("age,ward", "50,north", "columns that are no numbers ('ward')", "--drop ward"),
+        ("age,weight", "50,", "a row with a gap", ""),
+        ("age,ward", ",north", "columns that are no numbers ('ward') and a row with a gap", ""),
+    ],
+)
+def test_a_table_of_more_than_numbers_needs_a_schema_or_a_yes(
+    dpfedc, monkeypatch, head, row, found, remedy
+):
+    dpfedc("server init server --listen 127.0.0.1")
+    whole = "51,south" if "ward" in head else "51,80"
+    Path("t.csv").write_text(f"{head}\n{row}\n{whole}\n{whole}\n")
+    words = f"site init s --name s --server localhost:1 --ca server/ca.crt --data t.csv {CAP}"
+    for answer in ("n\n", ""):  # somebody says no, and nobody is there
+        monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+        said = dpfedc(words, code=2)
+        assert f"must have numbers without gaps only, or a --schema, got {found}" in said
+        assert not Path("s").exists()
+    if remedy:
+        assert "Without a --schema" not in dpfedc(f"{words} {remedy}")
+        return
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    said = dpfedc(words)
+    assert "s will declare 3 records" in said
+    assert "are for one record: a row of the table" in said
+
+
+def test_a_site_of_persons_is_not_told_that_its_unit_is_a_record(dpfedc):
+    dpfedc("server init server --listen 127.0.0.1")
+    Path("t.csv").write_text("who,age\na,50\na,51\nb,60\n")
+    words = f"site init s --name s --server localhost:1 --ca server/ca.crt --data t.csv {CAP}"
+    said = dpfedc(f"{words} --person-column who")
+    assert "s will declare 2 persons" in said
+    assert "for one record" not in said
+
+
 def test_a_database_in_this_folder_is_found_from_any_other(dpfedc, monkeypatch, tmp_path):
     with sqlite3.connect("clinic.db") as database:
         database.execute("CREATE TABLE people (id INTEGER PRIMARY KEY, age REAL)")
@@ -261,7 +299,7 @@ def test_a_database_in_this_folder_is_found_from_any_other(dpfedc, monkeypatch, 
     dpfedc("server init server --listen 127.0.0.1")
     said = dpfedc(
         "site init s --name s --server localhost:1 --ca server/ca.crt "
-        f"--data sqlite:///clinic.db --table people {CAP}"
+        f"--data sqlite:///clinic.db --table people {CAP} --yes"
     )
     assert "s will declare 3 records" in said
     site = SiteFolder.open(tmp_path / "s")

@@ -110,7 +110,7 @@ def test_storage_makes_no_difference(tmp_path, table):
         assert records.present.tolist() == whole
         report, n_null = source.check(), len(rows) - sum(whole)
         assert report.n_records == len(rows)
-        null = f"{n_null} rows with a gap; each keeps its place and is null."
+        null = f"{n_null} row{'s' * (n_null > 1)} with a gap; each keeps its place and is null."
         assert any(text.startswith(null) for text, _ in found_in(report, "")) == (n_null > 0)
 
 
@@ -265,7 +265,13 @@ def test_words_are_no_features(tmp_path):
     names = ["n", "word", "typed", "empty"]
     source = csv_source(tmp_path / "t.csv", names, rows)
     assert features(source) == ("n", "typed", "empty")
-    assert ("not in the schema, so not read: 'word'", "ok") in found_in(source.check(), "")
+    report = source.check()
+    text = "no numbers, so not read: 'word'. --drop them, or use a --schema"
+    assert (text, "warning") in found_in(report, "")
+    assert (report.unread, report.n_gapped) == (("word",), 3)
+    dropped = csv_source(tmp_path / "t.csv", names, rows, drop=["word", "empty", "typed"]).check()
+    assert ("not read: 'word', 'typed', 'empty'", "ok") in found_in(dropped, "")
+    assert (dropped.unread, dropped.n_gapped) == ((), 0)
     chosen = csv_source(tmp_path / "t.csv", names, rows, columns=["word", "n"])
     with pytest.raises(InvalidInput, match="must hold numbers, got 'word'"):
         chosen.plain_schema()

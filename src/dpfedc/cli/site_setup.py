@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpfedc.cli.console import print_path, print_reports, print_sentence
+from dpfedc.cli.console import confirmed, print_path, print_reports, print_sentence
 from dpfedc.cli.lifetime_cap import CapDelta, CapEpsilon, CapKind, KindOfCap, chosen_cap
 from dpfedc.cli.options import (
     DatabaseTable,
@@ -23,6 +23,7 @@ from dpfedc.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from dpfedc.tables.check import Report
     from dpfedc.tables.persons import DeclaredPersons
     from dpfedc.tables.schema import Schema
     from dpfedc.tables.sources import DataSource
@@ -86,6 +87,14 @@ def init(
     ] = None,
     order_by: OrderBy = None,
     password_env: PasswordEnv = None,
+    yes: Annotated[
+        bool,
+        flag_option(
+            "--yes",
+            "Without a --schema, do not ask: columns without numbers are not read, and a row with "
+            "a gap is null.",
+        ),
+    ] = False,
 ) -> None:
     """Make the folder of a new site: a key, a ledger with a lifetime cap, and where records are.
 
@@ -121,6 +130,8 @@ def init(
     print_reports([report])
     if not report.ok:
         raise InvalidInput(f"{data} cannot be used; the table above says why")
+    if described is None and not yes:
+        _ask(data, report)
     persons = _declared(source, described)
     made = SiteFolder.create(
         folder,
@@ -139,9 +150,43 @@ def init(
     print_sentence(
         f"{name} will declare {report.n_records:,} {unit}, which everyone in the federation learns."
     )
+    if persons is None:
+        print_sentence(
+            "The lifetime cap, and what runs promise, are for one record: a row of the table. If "
+            "somebody can have several rows, that protects each of them and not the person: name "
+            "the column of the persons (--person-column, or person in a --schema)."
+        )
     public = made.path / "site.pub"
     print_path("Send to the server's operator", public)
     print_sentence(f"Its fingerprint: {_fingerprint(public)}")
+
+
+def _ask(data: str, report: Report) -> None:
+    """Have the operator say that a table is meant as it stands, where nobody wrote a schema.
+
+    Content may be looked at here, and nowhere later: a site that refused for what is in its table
+    would tell the server of it.
+    """
+    from dpfedc.errors import InvalidInput
+    from dpfedc.tables.stored import listed
+
+    doubts = []
+    if report.unread:
+        doubts.append(f"columns that are no numbers ({listed(report.unread)})")
+    if report.n_gapped:
+        doubts.append("a row with a gap" if report.n_gapped == 1 else "rows with gaps")
+    if not doubts:
+        return
+    found = " and ".join(doubts)
+    print_sentence(
+        f"Without a --schema all columns must be numbers, without gaps. There are {found}. Such "
+        "columns would not be read, and such rows be null for good."
+    )
+    if not confirmed("Take the table as it stands?"):
+        raise InvalidInput(
+            f"{data} must have numbers without gaps only, or a --schema, got {found}: --drop "
+            "columns, write a --schema (dpfedc schema draft), or say --yes"
+        )
 
 
 def rotate_key(folder: SiteFolderArgument) -> None:

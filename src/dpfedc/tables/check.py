@@ -44,6 +44,10 @@ class Report:
     findings: tuple[Finding, ...]
     ids: Collection[str] = field(default=(), repr=False)
     """Of persons; never shown."""
+    unread: tuple[str, ...] = ()
+    """Columns without numbers, which are left aside where nobody wrote a schema."""
+    n_gapped: int = 0
+    """Rows that a gap makes null, where nobody wrote a schema."""
 
     @property
     def ok(self) -> bool:
@@ -213,7 +217,7 @@ def checked_table(table: StoredTable, schema: Schema, *, plain: bool = False) ->
         name = getattr(schema, role)
         if name is not None and name not in table.columns:
             findings.append(Finding(name, f"there must be this column, the {role}'s", ERROR))
-    here = {column.name for column in survey.columns}
+    here, n_gapped = {column.name for column in survey.columns}, 0
     absent = [column.name for column in schema.columns if column.name not in here]
     if not here:  # its names are not shown: they might be a row
         findings.append(Finding("", NONE_HERE, ERROR))
@@ -223,12 +227,19 @@ def checked_table(table: StoredTable, schema: Schema, *, plain: bool = False) ->
                 survey.add(block)
             findings += survey.findings()
             if plain and survey.n_incomplete and schema.person is None:
-                text = f"{survey.n_incomplete:,} rows with a gap; each keeps its place and is null"
-                findings.append(Finding("", f"{text}. With a --schema gaps are filled", WARNING))
+                n_gapped = survey.n_incomplete
+                each = "each keeps its place and is null. With a --schema gaps are filled"
+                findings.append(Finding("", f"{_rows(n_gapped)} with a gap; {each}", WARNING))
     except DPFedCError as error:
         findings.append(Finding("", str(error), ERROR))
     findings += [Finding(n, "not here: all gaps at this site", WARNING) for n in absent if here]
-    return Report(table.where, survey.n_records, (*findings, *_unread(table, schema)), survey.ids)
+    if not plain:
+        findings += _unread(table, schema)
+    return Report(table.where, survey.n_records, tuple(findings), survey.ids, n_gapped=n_gapped)
+
+
+def _rows(n: int) -> str:
+    return "1 row" if n == 1 else f"{n:,} rows"
 
 
 def _unread(table: StoredTable, schema: Schema) -> Iterator[Finding]:
@@ -243,14 +254,31 @@ def checked_source(source: DataSource, schema: Schema | None) -> Report:
     """Return what is in a site's table: by the schema, or its columns of numbers as they stand."""
     try:
         table = source.opened()
+        unread: tuple[str, ...] = ()
         plain = schema is None
         report = checked_table(table, schema or source.plain_schema(), plain=plain)
         more = list(_ids(table, source)) if plain and source.columns is None else []
+        if plain:
+            taken = {column.name for column in source.plain_schema().columns}
+            unread = tuple(name for name in source.offered(table) if name not in taken)
+            more += _left_aside(table, unread, {*taken, source.person})
         if source.order_by is not None and not table.keys:
             more.append(_order(table, source.order_by))
     except DPFedCError as error:
         return Report(source.where, 0, (Finding("", str(error), ERROR),))
-    return replace(report, findings=(*report.findings, *more))
+    return replace(report, findings=(*report.findings, *more), unread=unread)
+
+
+def _left_aside(
+    table: StoredTable, unread: Sequence[str], taken: Collection[str | None]
+) -> Iterator[Finding]:
+    """Return which columns are not read where nobody wrote a schema, and why."""
+    if unread:
+        text = f"no numbers, so not read: {listed(unread)}. --drop them, or use a --schema"
+        yield Finding("", text, WARNING)
+    others = [n for n in table.columns if n not in (*taken, *unread, *table.keys)]
+    if others:
+        yield Finding("", f"not read: {listed(others)}")
 
 
 def _ids(table: StoredTable, source: DataSource) -> Iterator[Finding]:
