@@ -24,6 +24,7 @@ from dpfedc.deployment.messages import Answer, Refusal, Request
 from dpfedc.deployment.round_calls import TooFewAnswers
 from dpfedc.deployment.site_run import LEDGER_LOST, LEDGER_TROUBLE
 from dpfedc.deployment.site_service import NOT_OURS, SiteService
+from dpfedc.deployment.site_status import plain_status
 from dpfedc.errors import DataUnavailable, DPFedCError
 from dpfedc.privacy.accountant import gaussian_epsilon
 from dpfedc.privacy.ledger import GaussianCap, Head, Ledger
@@ -197,7 +198,8 @@ def test_nor_can_a_run_be_proposed_to_it(world):
     )
     world.run(agreement)
     world.put_back()
-    with pytest.raises(DPFedCError, match=f"geneva .*{re.escape(LEDGER_LOST)}"):
+    what = r"\. Ask its operator to look into the site's log.*leave it out with --site"
+    with pytest.raises(DPFedCError, match=f"geneva .*{re.escape(LEDGER_LOST)}{what}"):
         world.ask(propose)
 
 
@@ -241,6 +243,30 @@ def test_a_site_goes_on_after_its_operator_has_charged_for_what_was_lost(tmp_pat
     # The second time it is found as the first.
     world.put_back(name="recovered")
     assert "geneva" not in world.accepted(world.agreement(seed=10))
+
+
+def test_an_operator_can_charge_while_the_site_runs_and_sees_what_is_lost_until_then(world):
+    world.copy()
+    agreement = world.agreement()
+    world.run(agreement)
+    site, seen = world.sites["geneva"], world.heads.read()["geneva"]
+    world.put_back()
+
+    def shown():
+        with Ledger.open(site.ledger) as ledger:
+            return plain_status(site, ledger)["ledger"]["lost"]
+
+    def settled(transport):
+        assert shown() == ""  # nobody has said anything yet
+        ask = {"geneva": control.hello(seen)}
+        assert transport.exchange(ask, 5.0) == {"geneva": Refusal(LEDGER_LOST)}
+        assert f"dpfedc ledger recover {site.ledger} --seen {seen.n_rows}:" in shown()
+        with Ledger.open(site.ledger) as ledger:
+            ledger.recover(seen, plans={agreement.digest: agreement.privacy})
+        assert shown() == ""
+        return transport.exchange(ask, 5.0)["geneva"]
+
+    assert isinstance(world.ask(settled), bytes)
 
 
 def test_a_round_of_a_closed_run_is_refused_in_its_own_words(world):

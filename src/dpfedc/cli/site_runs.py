@@ -43,6 +43,7 @@ def status(
     from dpfedc.deployment.site_folder import SiteFolder
     from dpfedc.deployment.site_status import (
         latest_refusal,
+        lost_rows,
         plain_status,
         reserved_in_words,
         run_statuses,
@@ -55,12 +56,15 @@ def status(
             print(json.dumps(plain_status(opened, ledger), indent=2))
             return
         statuses, held = run_statuses(opened, ledger), reservations(opened, ledger)
+        lost = lost_rows(opened, ledger)
     unit = "records" if opened.persons is None else "persons"
     print_paragraphs([f"Site: {opened.name}, {opened.records:,} {unit}, server {opened.server}."])
     if statuses:
         print_table(("run", "name", "epsilon, delta", "state"), [_row(run) for run in statuses])
     show(opened.ledger)
     print_paragraphs(reserved_in_words(held))
+    if lost:
+        print_paragraphs([f"Rows lost: nothing is answered until this is settled. {lost}"])
     if refused := latest_refusal(opened):
         print_paragraphs([f"Refused: {refused}"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,14 +10,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpfedc.deployment.messages import checked_head, plain_head
 from dpfedc.errors import InvalidInput
 from dpfedc.whole_files import write_whole
 
 if TYPE_CHECKING:
     from dpfedc.deployment.agreement import Agreement
+    from dpfedc.privacy.ledger import Head
 
 AGREEMENT, ACCEPTED, MODEL = "agreement.json", "accepted", "model.npz"
-DECLINED, CANCELLED, REFUSED = "declined", "cancelled", "refused"
+DECLINED, CANCELLED, REFUSED, LOST = "declined", "cancelled", "refused", "lost-rows"
 MAX_PENDING = 20
 """A server cannot fill a site's disk with offers that nobody accepts, or runs that never begin."""
 MAX_OPEN = 50
@@ -44,6 +47,17 @@ class OfferedRuns:
         """Keep why the latest offer was refused, for the operator who looks for it."""
         words = f"run {agreement.digest[:12]} ({agreement.name}): {reason}"
         write_whole(self.path / REFUSED, words.encode())
+
+    def note_lost(self, seen: Head) -> None:
+        """Keep what the server has seen of the ledger and the ledger does not hold."""
+        write_whole(self.path / LOST, json.dumps(plain_head(seen)).encode())
+
+    def lost(self) -> Head | None:
+        """Return what `note_lost` kept last."""
+        try:
+            return checked_head(json.loads((self.path / LOST).read_bytes()))
+        except (OSError, ValueError):
+            return None
 
     def offered(self) -> Iterator[str]:
         """Return the digests of the runs that were offered, the oldest first."""

@@ -35,12 +35,20 @@ LEDGER_LOST = (
 )
 
 
+class LedgerLost(Refused):
+    """The ledger does not hold what was `seen` of it."""
+
+    def __init__(self, seen: Head) -> None:
+        super().__init__(LEDGER_LOST)
+        self.seen = seen
+
+
 def require_held(ledger: Ledger, seen: Head) -> None:
     """Refuse, in words that may be sent, unless the ledger holds what was seen of it."""
     try:
         ledger.require(seen)
     except RowsLost as error:
-        raise Refused(LEDGER_LOST) from error
+        raise LedgerLost(seen) from error
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,7 +36,7 @@ from dpfedc.deployment.offered_runs import MODEL
 from dpfedc.deployment.peers import PinnedPeers
 from dpfedc.deployment.round_secrets import RoundSecrets
 from dpfedc.deployment.site_folder import SiteFolder
-from dpfedc.deployment.site_run import LEDGER_TROUBLE, SiteRun, require_held
+from dpfedc.deployment.site_run import LEDGER_TROUBLE, LedgerLost, SiteRun, require_held
 from dpfedc.errors import DPFedCError, InvalidInput, Refused, RunClosed, printable
 from dpfedc.privacy.ledger import Ledger, Unusable
 
@@ -106,6 +106,9 @@ class SiteService:
             refusal, why = Refusal(LEDGER_TROUBLE), str(error)
         except Refused as error:
             refusal, why = Refusal.of(error), str(error)
+            if isinstance(error, LedgerLost):
+                with suppress(OSError):  # a full disk must not keep anyone from an answer
+                    self._folder.note_lost(error.seen)
             if error.__cause__ is not None and str(error.__cause__) not in why:
                 why = f"{why} ({error.__cause__})"
         except (KeyboardInterrupt, SystemExit):

@@ -11,7 +11,7 @@ from dpfedc.deployment.offered_runs import AGREEMENT, REFUSED
 from dpfedc.deployment.site_folder import SiteFolder
 from dpfedc.deployment.snapshot import is_frozen
 from dpfedc.errors import InvalidInput, printable
-from dpfedc.privacy.ledger import Ledger
+from dpfedc.privacy.ledger import Ledger, RowsLost, Unusable
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ def plain_status(folder: SiteFolder, ledger: Ledger) -> dict[str, Any]:
             "limits": dict(totals.limits),
             "spent": dict(totals.spent),
             "left": dict(totals.left),
+            "lost": lost_rows(folder, ledger),
         },
+        "refused": latest_refusal(folder),
         "reserved": {name: float(sum(one.amounts[name] for one in held)) for name in totals.limits},
     }
 
@@ -135,3 +137,14 @@ def latest_refusal(folder: SiteFolder) -> str:
     except FileNotFoundError:
         return ""
     return f"the latest offer was refused: {words}"
+
+
+def lost_rows(folder: SiteFolder, ledger: Ledger) -> str:
+    """Return what the ledger lacks of what the server has seen, and what to do; "" if nothing."""
+    seen = folder.lost()
+    try:
+        if seen is not None:
+            ledger.require(seen)
+    except (RowsLost, Unusable) as error:
+        return printable(str(error))
+    return ""
