@@ -75,6 +75,7 @@ def test_from_nothing_to_labels(dpfedc, federation):
         for words in (
             "Promise epsilon 50", "SIMULATED", "Leaves the site 1", "Accepted run",
             "the columns age, weight, height of your table", "Spent so far: 0; after this run",
+            "Compare",
         ):  # fmt: skip
             assert words in terms
         assert run in terms.replace(" ", "")  # whole, on however many lines
@@ -234,7 +235,7 @@ def test_records_with_gaps_get_no_label(dpfedc, federation, tmp_path):
     X = by_site()["berlin"]
     X[3, 1] = np.nan
     write_records("berlin.csv", X)
-    assert "1 records with gaps have the label -1" in dpfedc(
+    assert "1 record with gaps has the label -1" in dpfedc(
         f"site labels berlin --run {run} -o out.csv"
     )
     assert read_csv(Path("out.csv"))[1 + 3][2] == "-1"
@@ -310,9 +311,46 @@ def test_a_database_in_this_folder_is_found_from_any_other(dpfedc, monkeypatch, 
 
 
 def test_records_that_cannot_be_used_make_no_site(dpfedc):
-    words = f"site init x --name x --server localhost:1 --data none.csv {CAP} --ca none"
-    assert "none.csv cannot be used" in dpfedc(words, code=2)
+    dpfedc("server init server --listen 127.0.0.1")
+    words = f"site init x --name x --server localhost:1 {CAP} --ca server/ca.crt"
+    assert "none.csv cannot be used" in dpfedc(f"{words} --data none.csv", code=2)
+    assert "a site takes no workbooks" in dpfedc(f"{words} --data none.xlsx", code=2)
     assert not Path("x").exists()
+
+
+@pytest.mark.parametrize("wrong", ["none", "server/server.crt", "server/server.toml"])
+def test_what_is_no_authority_is_refused_before_the_table_is_read(dpfedc, wrong):
+    dpfedc("server init server --listen 127.0.0.1")
+    words = f"site init x --name x --server localhost:1 {CAP} --ca {wrong} --data none.csv"
+    assert f"{wrong} must be the ca.crt of an authority" in dpfedc(words, code=2)
+
+
+def test_the_formats_that_a_site_takes_are_in_the_help(dpfedc):
+    said = dpfedc("site init --help")
+    assert ".feather" in said
+    assert ".xlsx" not in said
+
+
+def test_a_ledger_that_others_can_read_is_said_at_the_start(dpfedc):
+    dpfedc("server init server --listen 127.0.0.1")
+    init_site(dpfedc, "berlin")
+    (Path("berlin") / "ledger.sqlite").chmod(0o644)
+    assert "must be its owner's only, got mode 644" in dpfedc("site start berlin", code=2)
+
+
+def test_callers_that_are_not_enrolled_are_said_to_be(dpfedc, federation, monkeypatch):
+    last = [
+        {"at": "now", "address": "10.0.0.1", "reason": "no handshake: certificate verify failed"},
+        {"at": "now", "address": "10.0.0.2", "reason": "no handshake: the caller was too slow"},
+    ]
+    refused = {"callers": 1, "last": last}
+    monkeypatch.setattr(
+        DeskTransport, "status", lambda self: {"online": self.online(), "refused": refused}
+    )
+    said = dpfedc("server status server")
+    assert "Turned away since the start: 1 caller." in said
+    assert "certificate verify failed (not enrolled, or removed)" in said
+    assert said.endswith("the caller was too slow")
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_a_run_for_persons_is_refused_where_rows_are_the_slots(sites):
 
 def test_a_workbook_is_no_table_of_a_site(sites):
     """One cell of it can make it unreadable as a whole, which the server would see."""
-    with pytest.raises(InvalidInput, match="must not be a workbook"):
+    with pytest.raises(InvalidInput, match="takes no workbooks"):
         _ = replace(sites[0], data={"path": "t.xlsx"}).source
 
 

@@ -151,7 +151,8 @@ def test_rows_without_any_value():
 def test_broken_rows(tmp_path):
     (tmp_path / "t.csv").write_text("age,sex\n1,F\n2\n3,M\n4,M,9\n\n")
     report = checked_table(file_table(tmp_path / "t.csv"), of(AGE, SEX))
-    text = "3 rows with too few or too many cells (first: row 2); each counts as null"
+    text = "3 rows with too few or too many cells (first: row 2); each keeps its place and adds "
+    text += "nothing"
     assert (text, "warning") in found_in(report, "")
     assert found_in(report, "age") == [("2 values; 3 gaps (60%)", "ok")]
 
@@ -163,7 +164,7 @@ def test_first_rows_are_counted_over_all_blocks():
     report = checked(of(AGE, SEX, person="who"), age=age, sex=sex, who=who)
     texts = [text for text, _ in found_in(report, "")]
     assert texts[0] == "10,000 rows"
-    assert texts[1].startswith("1 rows without any value (first: row 9,001)")
+    assert texts[1].startswith("1 row without any value (first: row 9,001)")
     assert found_in(report, "who")[1][0].startswith("2 rows without an id (first: row 9,501)")
     assert report.n_records == n // 2
 
@@ -178,7 +179,7 @@ def test_persons():
     assert found_in(report, "who") == [("2 persons, at most 3 rows each", "ok")]
     gaps = checked(schema, age=["1", "2", "3", "4"], who=["p", "NA", "q", ""])
     assert found_in(gaps, "who") == [
-        ("2 persons, at most 1 rows each", "ok"),
+        ("2 persons, at most 1 row each", "ok"),
         ("2 rows without an id (first: row 2): fill them in, or take these rows out", "error"),
     ]
     few = checked(schema, age=["1", "2"], who=["p", "p"])
@@ -188,7 +189,7 @@ def test_persons():
 def test_a_site_must_be_named():
     schema = of(AGE, site="at")
     report = checked(schema, age=["1", "2", "3"], at=["NA", "u", ""])
-    text = "1 rows without a site (first: row 3): fill them in, or take these rows out"
+    text = "1 row without a site (first: row 3): fill them in, or take these rows out"
     assert found_in(report, "at") == [(text, "error")]
 
 
@@ -270,3 +271,16 @@ def test_a_comma_is_read_as_told(tmp_path):
     (tmp_path / "t.csv").write_text("age;b\n1,5;1\n2,5;2\n")
     told = checked_table(file_table(tmp_path / "t.csv", Dialect(decimal=",")), of(AGE))
     assert found_in(told, "age") == [("2 values", "ok")]
+
+
+def test_a_comma_that_was_told_of_is_not_asked_for_again(tmp_path):
+    (tmp_path / "t.csv").write_text("age;b\n1,5;1\n1,000,5;2\n")
+    told = checked_table(file_table(tmp_path / "t.csv", Dialect(decimal=",")), of(AGE))
+    assert found_in(told, "age") == [("1 values; 1 gaps (50%); 1 of them no numbers", "warning")]
+
+
+def test_broken_rows_of_persons_are_left_out(tmp_path):
+    (tmp_path / "t.csv").write_text("who,age\na,1\nb,2\nb\n")
+    report = checked_table(file_table(tmp_path / "t.csv"), of(AGE).having(person="who"))
+    text = "1 row with too few or too many cells (first: row 3); nobody can tell whose, so left out"
+    assert (text, "warning") in found_in(report, "")

@@ -184,7 +184,9 @@ def test_sqlite_text_that_is_no_text(tmp_path):
 
 GAPS = "2 values; 1 gaps (33%)"
 WORD = f"{GAPS}; 1 of them no numbers"
-BROKEN = "1 rows with too few or too many cells (first: row 2); each counts as null"
+BROKEN = (
+    "1 row with too few or too many cells (first: row 2); each keeps its place and adds nothing"
+)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +316,7 @@ def test_archive(tmp_path):
     np.savez(tmp_path / "t.npz", X=np.eye(2), ids=np.array(["p", "p"]), y=np.arange(2))
     source = DataSource(tmp_path / "t.npz", person="ids")
     assert features(source) == ("x0", "x1")
-    assert found_in(source.check(), "ids") == [("1 persons, at most 2 rows each", "ok")]
+    assert found_in(source.check(), "ids") == [("1 person, at most 2 rows each", "ok")]
     assert source.load(["x0", "x1"]).X.tolist() == [[0.5, 0.5]]
     with pytest.raises(InvalidInput, match="must have columns 'X'"):
         DataSource(tmp_path / "t.npz", columns=["X"]).load(["X"])
@@ -363,7 +365,7 @@ def test_check(tmp_path):
     assert found_in(report, "c") == [("2 values; 2 gaps (50%); 1 of them no numbers", "warning")]
     assert found_in(report, "who") == [
         ("2 persons, at most 2 rows each", "ok"),
-        ("1 rows without an id (first: row 4): fill them in, or take these rows out", "error"),
+        ("1 row without an id (first: row 4): fill them in, or take these rows out", "error"),
     ]
     assert found_in(report, "height") == [("not here: all gaps at this site", "warning")]
     few = source.check(Schema.plain(["a"]))
@@ -388,7 +390,8 @@ def test_check_refuses_ids_where_nobody_wrote_a_schema(tmp_path):
 def test_check_counts_ragged_rows(tmp_path):
     (tmp_path / "t.csv").write_text("a,b\n1,2\n3\n\n4,5,6\n7,8\n")
     report = DataSource(tmp_path / "t.csv").check()
-    text = "3 rows with too few or too many cells (first: row 2); each counts as null"
+    text = "3 rows with too few or too many cells (first: row 2); each keeps its place and adds "
+    text += "nothing"
     assert (text, "warning") in found_in(report, "")
 
 
@@ -408,7 +411,7 @@ def test_check_of_persons_whose_ids_give_the_order(tmp_path):
         tmp_path / "t.db", ["a", "at"], rows, key=False, order_by="at", person="at"
     )
     assert found_in(source.check(), "at") == [
-        ("2 persons, at most 1 rows each", "ok"), ("gives every row its place", "ok"),
+        ("2 persons, at most 1 row each", "ok"), ("gives every row its place", "ok"),
     ]  # fmt: skip
 
 

@@ -32,6 +32,8 @@ _Hosts = Annotated[
     ),
 ]
 _SOON_DAYS = 60
+_UNKNOWN = "certificate verify failed"
+"""In the words of TLS, a caller whose certificate is not among those that are enrolled."""
 
 
 @server.command()
@@ -183,10 +185,13 @@ def status(
             ],
         )
     if running and running["refused"]["callers"]:
-        print_sentence(f"Turned away since the start: {running['refused']['callers']:,} callers.")
+        n_callers = running["refused"]["callers"]
+        callers = "1 caller" if n_callers == 1 else f"{n_callers:,} callers"
+        print_sentence(f"Turned away since the start: {callers}.")
         for entry in running["refused"]["last"]:
             who = entry.get("caller") or entry["address"]
-            print_sentence(f"{entry['at']} {who}: {entry['reason']}")
+            also = " (not enrolled, or removed)" if _UNKNOWN in entry["reason"] else ""
+            print_sentence(f"{entry['at']} {who}: {entry['reason']}{also}")
     for words in _ending(opened):
         print_sentence(words)
 

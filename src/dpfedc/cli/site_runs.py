@@ -128,8 +128,7 @@ def accept(folder: SiteFolderArgument, run: _Waiting = "", yes: _Yes = False) ->
                 + (WITHOUT_COLLUSION if agreement.is_masked else "")
             ]
         )
-        if agreement.is_masked:
-            print_paragraphs([identity_in_words(agreement)])
+        print_paragraphs([identity_in_words(agreement)])
         if not yes and not confirmed("Accept this run?"):
             print_sentence("Not accepted.")
             raise typer.Exit(1)
@@ -264,5 +263,6 @@ def labels(
     null = int((~records.present).sum())
     if null:
         without = "with gaps" if agreement.schema is None else "without any value"
-        print_sentence(f"{null:,} records {without} have the label -1.")
+        have = "1 record {} has" if null == 1 else f"{null:,} records {{}} have"
+        print_sentence(f"{have.format(without)} the label -1.")
     print_path("Labels", output)

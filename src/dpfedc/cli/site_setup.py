@@ -41,8 +41,8 @@ def init(
         str,
         typer.Option(
             metavar="FILE|URL",
-            help="The table: a .csv, .tsv, .parquet, .arrow, .xlsx, .npz or .npy file, or a "
-            "database URL.",
+            help="The table: a .csv, .tsv (both also .gz), .parquet, .arrow, .feather, .npz or "
+            ".npy file, or a database URL.",
             show_default=False,
         ),
     ],
@@ -101,11 +101,12 @@ def init(
     Reads the records once and says what is in them; nothing is sent. Then send site.pub to the
     server's operator.
     """
-    from dpfedc.deployment.site_folder import SiteFolder
+    from dpfedc.deployment.site_folder import SiteFolder, require_authorities, require_readable
     from dpfedc.errors import InvalidInput
     from dpfedc.tables.schema import Schema
     from dpfedc.tables.sources import DataSource
 
+    require_authorities(ca, proxy_ca)
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput(f"{folder} must be a new or empty folder, got one with content")
     given: dict[str, Any] = {
@@ -120,6 +121,7 @@ def init(
         "decimal": decimal,
     }
     settings = {**_place(data), **{key: value for key, value in given.items() if value is not None}}
+    require_readable(settings)
     described = None if schema is None else Schema.read(schema).for_site()
     if described is not None and person_column not in (None, described.person):
         raise InvalidInput(

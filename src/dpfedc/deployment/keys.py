@@ -135,6 +135,17 @@ def read_certificate(pem: bytes) -> Certificate:
         raise InvalidInput("not a certificate as in a site's site.pub") from error
 
 
+def is_authority(certificate: Certificate) -> bool:
+    """Return whether a certificate may vouch for others."""
+    from cryptography import x509
+
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    except (x509.ExtensionNotFound, ValueError):
+        return False
+    return found.value.ca
+
+
 def verifying_key(certificate: Certificate) -> Ed25519PublicKey:
     """Return the key that verifies what a certificate's owner signs."""
     from cryptography.hazmat.primitives.asymmetric import ed25519

@@ -299,10 +299,11 @@ def standing(path: Path) -> str:
         done = _rounds_done(path)
     except InvalidInput as error:
         return f"its checkpoint cannot be read: {error}"
+    rounds = "1 round" if done == 1 else f"{done:,} rounds"
     begun, held = done or (path / REQUESTS).exists(), is_locked(path / LOCK)
     if held:
-        return f"running: {done} rounds done" if begun else "running: sites are asked to accept"
-    return f"{done} rounds done, can be resumed" if begun else "offered"
+        return f"running: {rounds} done" if begun else "running: sites are asked to accept"
+    return f"{rounds} done, can be resumed" if begun else "offered"
 
 
 def _rounds_done(path: Path) -> int:

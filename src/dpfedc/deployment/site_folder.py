@@ -18,6 +18,7 @@ from dpfedc.deployment.keys import (
     SITE_PUB,
     Identity,
     fingerprint,
+    is_authority,
     read_certificate,
 )
 from dpfedc.deployment.offered_runs import OfferedRuns
@@ -57,9 +58,28 @@ def require_readable(data: Mapping[str, Any]) -> None:
     """Refuse a table of which one cell could make all unreadable, which the server would see."""
     if str(data.get("path", "")).lower().endswith(".xlsx"):
         raise InvalidInput(
-            "a site's table must not be a workbook, in which one cell can make all unreadable: "
-            "save it as .csv or .parquet"
+            "a site takes no workbooks, in which one cell can make all unreadable: save it as .csv "
+            "or .parquet"
         )
+
+
+def require_authorities(server: Path, proxy: Path | None) -> None:
+    """Refuse files that hold no authority's certificate: a site would never get through with them.
+
+    A proxy's may be of an old kind, which does not say that it is one.
+    """
+    for file in (server, proxy):
+        if file is None:
+            continue
+        expected = f"{file} must be the ca.crt of an authority"
+        if not file.is_file():
+            raise DataUnavailable(f"{expected}, got no such file")
+        try:
+            certificate = read_certificate(file.read_bytes())
+        except InvalidInput as error:
+            raise InvalidInput(f"{expected}, got no certificate") from error
+        if file is server and not is_authority(certificate):
+            raise InvalidInput(f"{expected}, got the certificate of something else")
 
 
 @dataclass(frozen=True)
@@ -99,9 +119,7 @@ class SiteFolder(OfferedRuns):
         require_name(name)
         require_readable(data)
         require_address(server)
-        for file in (authority, proxy_authority):
-            if file is not None and b"BEGIN CERTIFICATE" not in file.read_bytes():
-                raise InvalidInput(f"{file} must be the ca.crt of an authority, got no certificate")
+        require_authorities(authority, proxy_authority)
         if path.exists() and any(path.iterdir()):
             raise InvalidInput(f"{path} must be a new or empty folder, got one with content")
         path.mkdir(parents=True, exist_ok=True)

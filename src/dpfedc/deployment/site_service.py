@@ -39,6 +39,7 @@ from dpfedc.deployment.site_folder import SiteFolder
 from dpfedc.deployment.site_run import LEDGER_TROUBLE, LedgerLost, SiteRun, require_held
 from dpfedc.errors import DPFedCError, InvalidInput, Refused, RunClosed, printable
 from dpfedc.privacy.ledger import Ledger, Unusable
+from dpfedc.privacy.ledger.chain import EMPTY
 
 if TYPE_CHECKING:
     from dpfedc.model_file import ClusterModel
@@ -72,6 +73,12 @@ class SiteService:
         self._allow_simulated = allow_simulated
         self._to_operator = tell
         self._ledger = Ledger.open(folder.ledger)
+        try:
+            # Says now what would keep every round from being charged: a mode of 644, say.
+            self._ledger.require(EMPTY)
+        except BaseException:
+            self._ledger.close()
+            raise
         self._settings = folder.stamp()
         self._nodes: dict[str, SiteRun] = {}
         self._sizes: dict[str, int] = {}

@@ -75,7 +75,7 @@ def terms(agreement: Agreement) -> list[str]:
         "Stays at the site: the records, their clusters and memberships, and every exact sum. The "
         "records are read once, and kept in a file of this site until the run is over."
     )
-    paragraphs.append(f"Identity: {identity}")
+    paragraphs.append(f"Identity: {_in_groups(identity)}")
     return [printable(paragraph) for paragraph in paragraphs]
 
 
@@ -97,13 +97,23 @@ def _masks(agreement: Agreement) -> list[str]:
 
 
 def identity_in_words(agreement: Agreement) -> str:
-    """Return the run's identity so that it can be read out."""
-    digest = agreement.digest
-    groups = " ".join(digest[i : i + 4] for i in range(0, len(digest), 4))
+    """Return the run's identity so that it can be read out, and what for."""
+    groups = _in_groups(agreement.digest)
+    if not agreement.is_masked:
+        return (
+            f"Compare: {groups}. It stands for all that is said above. Your protection does not "
+            "need it; but if the operator of another site reads out another one, the server has "
+            "offered you different things."
+        )
     return (
         f"Compare: {groups}. Read all of it to the operators of the other sites, or have them read "
         "it to you. If one has another, do not accept."
     )
+
+
+def _in_groups(digest: str) -> str:
+    """Return digits so that they can be read out, and a line ends between groups of them."""
+    return " ".join(digest[i : i + 4] for i in range(0, len(digest), 4))
 
 
 def _answers(agreement: Agreement) -> str:

@@ -58,8 +58,8 @@ class Report:
 class Survey:
     """Counts over all rows: of gaps, words and values outside their ranges, of rows per id."""
 
-    def __init__(self, schema: Schema, names: Sequence[str]) -> None:
-        self.schema = schema
+    def __init__(self, schema: Schema, names: Sequence[str], *, decimal: str = ".") -> None:
+        self.schema, self.decimal = schema, decimal
         self.columns = [c for c in schema.columns if c.name in names]
         self.numbers = [c.name for c in self.columns if c.kind == "number"]
         roles = (schema.person, schema.date, schema.site, schema.id)
@@ -151,29 +151,32 @@ class Survey:
     def findings(self) -> Iterator[Finding]:
         """Return the counts in words."""
         person, n = self.schema.person, self.n_rows
-        yield Finding("", f"{n:,} rows", OK if n else ERROR)
+        yield Finding("", _rows(n), OK if n else ERROR)
         if person is not None and person in self.roles:
             most = max(self.ids.values(), default=0)
-            yield Finding(person, f"{len(self.ids):,} persons, at most {most:,} rows each")
+            persons = "1 person" if len(self.ids) == 1 else f"{len(self.ids):,} persons"
+            yield Finding(person, f"{persons}, at most {_rows(most)} each")
         if self.n_records < MIN_RECORDS:
             least = f"there must be at least {MIN_RECORDS} {self.schema.unit}s"
             yield Finding("", f"{least}, got {self.n_records}", ERROR)
         elif self.n_empty == n:
             yield Finding("", "all rows are null: no column of the schema has a value", ERROR)
         if self.n_broken:
-            text = f"{self.n_broken:,} rows with too few or too many cells (first: row "
-            done = "each counts as null" if person is None else "they are left out"
+            text = f"{_rows(self.n_broken)} with too few or too many cells (first: row "
+            done = "each keeps its place and adds nothing"
+            if person is not None:
+                done = "nobody can tell whose, so left out"
             yield Finding("", f"{text}{self.first_broken:,}); {done}", WARNING)
         if self.n_undecoded:
             text = "some letters cannot be read: is it another encoding, --encoding latin-1 say?"
             yield Finding("", text, WARNING)
         if self.n_empty and self.n_empty < n:
-            text = f"{self.n_empty:,} rows without any value (first: row {self.first_empty:,})"
+            text = f"{_rows(self.n_empty)} without any value (first: row {self.first_empty:,})"
             yield Finding("", f"{text}; each keeps its place and adds nothing", WARNING)
         for name, what in ((person, "an id"), (self.schema.site, "a site")):
             if name is not None and self.gaps.get(name):
                 n_gaps, first = self.gaps[name], self.first_gap[name]
-                text = f"{n_gaps:,} rows without {what} (first: row {first:,})"
+                text = f"{_rows(n_gaps)} without {what} (first: row {first:,})"
                 yield Finding(name, f"{text}: fill them in, or take these rows out", ERROR)
         for column in self.columns:
             yield from self._column(column)
@@ -206,12 +209,13 @@ class Survey:
         yield Finding(name, "; ".join(found), WARNING if bad else OK)
 
     def _comma(self, name: str) -> str:
-        return " (a decimal comma? then --decimal ,)" if self.commas[name] else ""
+        asked = self.commas[name] and self.decimal != ","
+        return " (a decimal comma? then --decimal ,)" if asked else ""
 
 
 def checked_table(table: StoredTable, schema: Schema, *, plain: bool = False) -> Report:
     """Return what is in one table, by the schema; `plain` numbers allow for no gaps."""
-    survey = Survey(schema, list(table.columns))
+    survey = Survey(schema, list(table.columns), decimal=table.decimal)
     findings: list[Finding] = []
     for role in ("person", "date", "site", "id"):
         name = getattr(schema, role)

@@ -74,7 +74,8 @@ class StoredTable:
     """A table that was found.
 
     Messages call it `where`. `columns` says which columns hold numbers (None: only the values
-    tell); `keys` are no features unless asked for. `single` says that its numbers are float32.
+    tell); `keys` are no features unless asked for. `single` says that its numbers are float32, and
+    `decimal` what stands before their fractions.
     """
 
     where: str
@@ -82,6 +83,7 @@ class StoredTable:
     keys: frozenset[str]
     read: Read
     single: bool = False
+    decimal: str = "."
 
     def blocks(self, numbers: Sequence[str] = (), texts: Sequence[str] = ()) -> Iterator[Block]:
         """Read the named columns of all rows, in a fixed order."""

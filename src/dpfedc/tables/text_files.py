@@ -98,7 +98,7 @@ def text_table(file: Path, dialect: Dialect) -> StoredTable:
 
             yield from chain.from_iterable(_ahead(blocks, parts))
 
-    return StoredTable(str(file), dict.fromkeys(names), frozenset(), read)
+    return StoredTable(str(file), dict.fromkeys(names), frozenset(), read, decimal=dialect.decimal)
 
 
 @dataclass(frozen=True)
