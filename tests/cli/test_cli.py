@@ -196,7 +196,7 @@ def test_evaluate_gives_json_with_exact_scores(dpfedc, fitted):
     record = RunRecord.read(folder / "run.jsonl")
     assert {k: found[k] for k in ("accuracy", "nmi", "ari", "cost")} == record.results["scores"]
     assert [c["records"] for c in found["clusters"]] == record.results["cluster_sizes"]
-    assert found["cost_to_centres"] >= found["cost"]
+    assert found["cost_to_centres"] >= found["cost"] * (1 - 1e-9)
 
     _, text, _ = dpfedc("evaluate", folder / "model.npz", new, *ROLES, "--json")
     rows = read_csv(new)[1:]

@@ -120,8 +120,8 @@ def test_one_more_round_in_the_log_is_found(fitted):
     record = RunRecord.read(folder / "run.jsonl")
     plan = recorded_plan(record)
     assert compared(record, plan).agrees
-    search = [r for r in record.rounds if r.stage == "factorisation"]
-    longer = replace(record, rounds=(*record.rounds, replace(search[-1], t=len(search) + 1)))
+    last = [r for r in record.rounds if r.stage == "centres"]
+    longer = replace(record, rounds=(*record.rounds, replace(last[-1], t=len(last) + 1)))
     found = compared(longer, plan)
     assert found.logged > found.reported
     assert not found.agrees

@@ -73,4 +73,4 @@ def test_a_plan_for_a_table_says_how_many_clusters_were_asked_for(capsys, files)
     code, out, _ = run(capsys, *words)
     assert code == 0
     assert "2 clusters among 100,000 persons with 4 features" in out
-    assert "cells (sums and counts of 6 cells" in out
+    assert "cells (sums and counts of 64 cells" in out

@@ -12,6 +12,7 @@ from dpfedc.clustering.lloyd import LloydSums
 from dpfedc.clustering.merged_cells import Cells
 from dpfedc.clustering.method import OUTSIDE
 from dpfedc.clustering.registry import method_named
+from dpfedc.clustering.residual_lloyd import ResidualLloyd
 from dpfedc.clustering.run_plan import Federation
 from dpfedc.clustering.stage import Stage
 from dpfedc.clustering.standardize import MIN_SCALE, N_BINS, Bound, Mean, Scale
@@ -84,13 +85,13 @@ def test_what_was_not_found_is_one_of_the_package_s_errors_and_can_be_sent():
 @pytest.mark.parametrize(
     ("stage", "told"),
     [
-        (Bound(100.0), "the length of the longest records cannot be found among 100 records"),
+        (Bound(75.0), "the length of the longest records cannot be found among 100 records"),
         (ColumnRanges(LAYOUT, 100.0), "the ranges of 2 columns cannot be found among 100 records"),
     ],
 )
 def test_a_threshold_that_all_records_together_do_not_pass_is_hopeless(stage, told):
     assert stage.hopeless(100).startswith(told)
-    assert "needs more than 100 of them" in stage.hopeless(100)
+    assert f"needs more than {stage.min_count:.0f} of them" in stage.hopeless(100)
     assert "Declare" in stage.hopeless(100)
     assert stage.hopeless(101) == ""
 
@@ -148,7 +149,9 @@ def test_sizes_within_their_noise_are_doubted(stage):
 def test_sizes_are_doubted_once():
     """Cells are a stage before the centres, and have no say in their sizes."""
     state = {"sizes": np.array([-4.0, 400.0]), "size_errors": np.full(2, 10.0)}
-    assert Cells(6, n_merged=2).doubts(state) == ()
+    assert Cells(6, 2).doubts(state) == ()
+    assert ResidualLloyd(2, 2, name="refine").doubts(state) == ()
+    assert len(ResidualLloyd(2, 1, plain=True).doubts(state)) == 1
     assert len(Centers(2).doubts(state)) == 1
 
 

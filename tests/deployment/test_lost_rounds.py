@@ -132,7 +132,7 @@ def test_deployed_and_simulated_runs_lose_rounds_alike(tmp_path, method, more, l
     [
         {"n_rounds": 1, "refine_rounds": 0},
         {"n_rounds": 6, "refine_rounds": 1},
-        {"n_rounds": 6, "refine_rounds": 1, "cells": 6},
+        {"refine_rounds": 1, "cells": 6},
     ],
 )
 def test_the_spare_round_does_what_the_lost_one_would_have_done(tmp_path, monkeypatch, chosen):

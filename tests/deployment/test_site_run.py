@@ -25,10 +25,16 @@ LLOYD = {"origin": np.zeros(3), "bound": np.array(12.0), "centers": np.eye(3)}
 FACTORISATION = {
     "origin": np.zeros(3),
     "bound": np.array(12.0),
+    "radius": np.array(12.0),
     "data_mean": np.array([2.0, 3.0, 1.0]),
     "scale": np.array(6.0),
     "W": np.eye(3),
 }
+CELLS = {
+    "basis": np.eye(3)[:2],
+    "residual_bound": np.array(0.5),
+}
+"""And `centers`, whose shape is that of its stage."""
 
 
 @pytest.fixture
@@ -123,7 +129,7 @@ def test_a_wrong_request_is_refused_and_costs_nothing(ledger, changes):
     [
         {"W": 3 * np.eye(3)},
         {"W": np.eye(3)[:2]},
-        {"data_mean": np.full(3, 100.0)},
+        {"data_mean": np.full(3, 1e13)},
         {"data_mean": np.full(3, 1e308)},
         {"scale": np.array(0.0)},
         {"scale": np.array(1e-9)},
@@ -239,24 +245,36 @@ class TestReceipts:
 
 
 class TestRecords:
-    @pytest.mark.parametrize("method", ["dp-lloyd", "dp-fedc"])
+    @pytest.mark.parametrize(
+        ("method", "settings"),
+        [
+            ("dp-lloyd", {"n_rounds": 1}),
+            ("dp-fedc", {"n_rounds": 1, "refine_rounds": 1}),
+            ("dp-fedc", {"cells": 4, "subspace": 2, "refine_rounds": 2}),
+        ],
+        ids=["dp-lloyd", "dp-fedc", "dp-fedc by cells"],
+    )
     @pytest.mark.parametrize("noise", ["simulated", "secure"])
     @pytest.mark.parametrize("worst", [np.nan, np.inf, 1e308, 1e-308, 1e160])
     def test_no_value_of_a_record_makes_a_difference_in_kind(
-        self, ledger, tmp_path, method, noise, worst
+        self, ledger, tmp_path, method, settings, noise, worst
     ):
         """Every stage answers, with the same shapes, whatever the records hold."""
-        agreement = agreed(method, noise=noise, settings={"n_rounds": 1, "refine_rounds": 1}
-                           if method == "dp-fedc" else {"n_rounds": 1})  # fmt: skip
+        agreement = agreed(method, noise=noise, settings=settings)
         X = by_site()["berlin"]
         X[3], X[5, 1] = worst, -worst
         site = node(agreement, "berlin", ledger, X)
-        known = {**LLOYD, **FACTORISATION}
+        known = {**LLOYD, **FACTORISATION, **CELLS}
         for exchange in agreement.exchanges:
             arrays = {name: known[name] for name in exchange.broadcast}
+            if "residual_bound" in arrays:
+                arrays["centers"] = np.full(exchange.broadcast["centers"].shape, 0.1)
             data = request(agreement, exchange.stage.name, arrays=arrays)
             upload = Answer.from_bytes(site.answer(data)).upload
-            assert upload.values.shape == exchange.form.shape
+            shape = exchange.form.shape
+            if exchange.form.symmetric and noise == "secure":  # its triangle
+                shape = (shape[0] * (shape[0] + 1) // 2,)
+            assert upload.values.shape == shape
             assert np.isfinite(upload.values.astype(float)).all()
 
     def test_a_record_that_is_not_finite_counts_as_null(self, tmp_path, ledger):

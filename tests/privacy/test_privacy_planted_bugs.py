@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dpfedc.clustering import residual_lloyd
 from dpfedc.clustering.local_steps import LocalSteps
 from dpfedc.kernels.clipping import clip_weights
 from dpfedc.kernels.site_steps import local_centroid_step
@@ -47,6 +48,17 @@ def test_a_clip_that_is_missing(stage, monkeypatch):
     plant(
         monkeypatch, clip_weights, lambda right, norms, _, keep=None: right(norms, math.inf, keep)
     )
+    assert farthest(case) > 2
+
+
+@pytest.mark.parametrize("stage", ["residuals", "residuals in all features"])
+def test_residuals_that_are_not_clipped(stage, monkeypatch):
+    """The stage clips residuals and states their norms: neither may trust the other's word."""
+    case = plain_case(*stage_of(stage))
+    case = replace(case, state={**case.state, "residual_bound": np.asarray(0.01)})
+    assert is_bounded(case)
+    right = residual_lloyd.residual_norms
+    monkeypatch.setattr(residual_lloyd, "residual_norms", lambda *a: 0.1 * right(*a))
     assert farthest(case) > 2
 
 

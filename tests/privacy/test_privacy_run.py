@@ -207,7 +207,8 @@ def test_declared_bounds_are_used_as_declared(digits):
     assert math.log2(bound) * 2 == pytest.approx(round(math.log2(bound) * 2))  # half octaves
     assert sensitivities(auto)["bound"] == 1.0
     declared = fitted(digits, norm_bound=75.0)
-    assert sensitivities(declared)["mean"] == sensitivities(declared)["scale"] == 75.0
+    assert sensitivities(declared)["mean"] == 75.0
+    assert sensitivities(declared)["scale"] < 75.0  # from the mean no record is as far
     ranges = fitted(digits, feature_ranges=[[0, 16]] * 64)
     assert sensitivities(ranges)["mean"] == pytest.approx(math.sqrt(64) * 8)
     for model in (declared, ranges):

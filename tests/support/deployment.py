@@ -45,12 +45,15 @@ def by_site() -> dict[str, np.ndarray]:
 
 def agreed(method: str = "dp-lloyd", **changes: Any) -> Agreement:
     """Return an agreement on a short run with simulated noise and a weak promise."""
+    settings = {"n_clusters": 3, "n_rounds": 3, **changes.pop("settings", {})}
+    if "cells" in settings:  # cells are not searched for, so nobody asks for rounds of it
+        settings["n_rounds"] = "auto"
     terms: dict[str, Any] = {
         "name": "study",
         "coordinator": "university",
         "receipt_key": public_key(KEY),
         "method": method,
-        "settings": {"n_clusters": 3, "n_rounds": 3, **changes.pop("settings", {})},
+        "settings": settings,
         "features": FEATURES,
         "sites": tuple(Site(name, n) for name, n in SIZES.items()),
         "epsilon": 50.0,

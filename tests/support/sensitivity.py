@@ -6,6 +6,7 @@ import numpy as np
 
 from dpfedc.clustering.centers import Centers, Lengths
 from dpfedc.clustering.lloyd import LloydSums
+from dpfedc.clustering.residual_lloyd import ResidualSums
 from dpfedc.clustering.stage import SiteBatch, Stage
 from dpfedc.clustering.standardize import (
     Bound,
@@ -186,6 +187,9 @@ def added_sizes(case, batch):
             sizes = wide(batch.memory["factors"]) * lengths + 1
         elif isinstance(stage, Centers):
             sizes = centered_sizes(case, batch) + 1 + wide(batch.memory["plain_squares"])
+        elif isinstance(stage, ResidualSums):
+            sizes = centered_sizes(case, batch) + length(state["centers"]).max()
+            sizes = sizes / float(state["residual_bound"]) + 2
         elif isinstance(stage, SumsAndGram):
             sizes = centered_sizes(case, batch) + stage.constant + 1
         else:

@@ -7,7 +7,9 @@ from dpfedc.clustering.centers import Centers, Lengths
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.lloyd import LloydSums
 from dpfedc.clustering.local_steps import LocalSteps, largest_batch_ratio
-from dpfedc.clustering.standardize import Bound, Mean, Scale, Subspace
+from dpfedc.clustering.merged_cells import Cells
+from dpfedc.clustering.residual_lloyd import ResidualLloyd, ResidualSums
+from dpfedc.clustering.standardize import Bound, Mean, Radius, Scale, Subspace
 from dpfedc.clustering.sums_and_gram import SumsAndGram
 from dpfedc.settings import Penalty
 from support.sensitivity import Case
@@ -15,7 +17,7 @@ from support.sensitivity import Case
 KINDS = ("plain", "zero", "tiny", "long", "huge", "repeated", "at the centre", "a centre")
 STAGES = (
     "bound", "mean", "scale", "subspace", "one step", "sums and Gram", "lengths", "clusters",
-    "nearest", "Lloyd",
+    "nearest", "Lloyd", "radius", "residuals", "residuals in all features",
 )  # fmt: skip
 TINY = {np.float32: 1e-25, np.float64: 1e-180}
 HUGE = {np.float32: 1e25, np.float64: 1e200}
@@ -44,13 +46,18 @@ def cases(draw, name):
     bound = 10.0 ** draw(st.integers(-3, 3))
     farther = 10.0 ** draw(st.integers(0, FARTHER[dtype]))
     state = hostile_state(rng, n_features, k, bound=bound, dtype=dtype, farther=farther)
-    constant = draw(st.sampled_from([0.0, 0.5]))
+    residuals = name.startswith("residuals")
+    constant = 0.0 if residuals else draw(st.sampled_from([0.0, 0.5]))
     clip, rho = draw(st.sampled_from([0.03, 0.1, 1.0])), draw(st.sampled_from([0.0, 0.3, 1.0]))
     stage, t = stage_of(name, k, constant=constant, clip=clip, rho=rho)
-    with_subspace = ("one step", "sums and Gram", "lengths", "clusters")
+    with_subspace = ("one step", "sums and Gram", "lengths", "clusters", "residuals")
     if name in with_subspace and not constant and draw(st.booleans()):
         state = with_basis(rng, state, draw(st.integers(1, n_features)), honest=draw(st.booleans()))
     state = with_centers(rng, state, constant, unit=draw(st.booleans()))
+    if residuals:
+        centers = state["W"] if name == "residuals" else state["centers"]
+        length = np.asarray(10.0 ** draw(st.floats(-3, 0)), dtype=dtype)
+        state = {**state, "centers": centers, "residual_bound": length}
     X = hostile_records(rng, kinds, state, bound=bound, dtype=dtype)
     q = draw(st.sampled_from([1.0, 0.5])) if name in ("one step", "sums and Gram") else 1.0
     return Case(stage, state, X, sizes, t, q), draw(st.integers(0, sum(sizes) - 1))
@@ -67,6 +74,9 @@ def stage_of(name, k=3, *, constant=0.0, clip=0.03, rho=1.0):
         "one step": (Factorization(k, 4, penalty=penalty, clip_norm=clip, constant=constant), 2),
         "sums and Gram": (SumsAndGram(k, 4, penalty=penalty, constant=constant), 2),
         "Lloyd": (LloydSums(k, 4), 2),
+        "radius": (Radius(1.0), 1),
+        "residuals": (Cells(k, 2), 2),
+        "residuals in all features": (ResidualLloyd(k, 2, plain=True), 2),
         "lengths": (Lengths(k, penalty=penalty, constant=constant), 1),
         "clusters": (Centers(k, penalty=penalty, constant=constant, bounded=True), 1),
         "nearest": (Centers(k, n_rounds=3, refine=True, constant=constant, bounded=True), 2),
@@ -167,5 +177,8 @@ def plain_case(stage, t=1, *, n=12, n_features=3, dtype=np.float64, basis=False,
     if basis:
         state = with_basis(rng, state, 2, honest=True)
     state = with_centers(rng, state, getattr(stage, "constant", 0.0), unit=True)
+    if isinstance(stage, ResidualSums):
+        centers = state["centers"] if stage.plain else state["W"]
+        state |= {"centers": centers, "residual_bound": np.asarray(0.5, dtype=dtype)}
     X = hostile_records(rng, ["long"] * n, state, bound=1.0, dtype=dtype)
     return Case(stage, state, X, (n // 3, n - n // 3), t, q)

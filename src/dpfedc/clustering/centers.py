@@ -115,8 +115,6 @@ class Centers(Stage):
     noise_std: float = 0.0
     bounded: bool = False
     """Whether records have norm at most 1 (they have after scaling), so that phi is bounded."""
-    nearest: bool = False
-    """Whether `W` holds centres, and the first round goes by the nearest of them, too."""
     name = "centres"
     reads = (*VIEW, "W", "centers")
 
@@ -169,7 +167,7 @@ class Centers(Stage):
         xp = array_namespace(batch.X)
         squares = batch.memory["plain_squares"]
         plain = replace(full, squared_norms=squares, constant=0.0, basis=None)
-        if t == 1 and not self.nearest:
+        if t == 1:
             H = membership_matrix(
                 full, broadcast(state, "W"), penalty=self.penalty, steps=self.final_steps
             )

@@ -5,15 +5,17 @@ Nothing here sees a record. The rules rest on one number, the noise ratio
     kappa = k f sqrt(m) / (n mu)
 
 the noise of one release of the mean record that spends the whole budget, against a cluster of
-average size. mu belongs to the target (epsilon, delta); f says what the trust model costs. The
-evidence is in docs/decisions/0004-planner.md.
+average size. mu belongs to the target (epsilon, delta); f says what the trust model costs. Where it
+is small, clusters are made from cells (`merged_cells.py`); where it is not, and with very many
+features, they are searched for by the factorisation. The evidence is in
+docs/decisions/0004-planner.md and 0015-cells.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,7 @@ from dpfedc.clustering.method import (
     checked_start,
     declares_bound,
 )
+from dpfedc.clustering.residual_lloyd import ResidualLloyd
 from dpfedc.clustering.run_plan import (
     MAX_CLUSTERS,
     MAX_ROUNDS,
@@ -42,7 +45,7 @@ from dpfedc.clustering.run_plan import (
     private_stages,
 )
 from dpfedc.clustering.stage import Stage, State
-from dpfedc.clustering.standardize import Bound, Mean, Scale, Subspace
+from dpfedc.clustering.standardize import Bound, Mean, Radius, Scale, Subspace
 from dpfedc.errors import InvalidInput
 from dpfedc.privacy.accountant import gaussian_mu, reach_of
 from dpfedc.settings import (
@@ -99,17 +102,46 @@ together."""
 FIRST_ORTHOGONALITY = 0.1
 LOW_DIMENSION = 50
 """Up to so many features, directions alone do not tell clusters apart and Lloyd rounds pay."""
-REFINE_ROUNDS = 6
+REFINE_ROUNDS = 3
 SUBSPACE_DIMENSIONS, SUBSPACE_ROUNDS = 40, 10
-SHARES = {
-    "bound": 0.01, "mean": 0.1, "scale": 0.01, "subspace": 0.15, "ranges": 0.05, "spread": 0.1,
-}  # fmt: skip
-"""Of the budget, counted in mu^2; the factorisation and the centres share the rest."""
+SHARES = {"scale": 0.01, "ranges": 0.05, "spread": 0.1}
+"""Of the budget, counted in mu^2; the stages of the clustering itself share the rest."""
 LENGTHS_SHARE = 0.01
 REFINE_SHARE = 0.6
-CELLS_PER_CLUSTER, MAX_CELL_NOISE, CELL_REFINE_ROUNDS = 3, 0.05, 4
-CELL_SHARES = {"factorisation": 1 / 3, "cells": 2 / 9, "centres": 4 / 9}
-"""Of what is left for clustering. Above this noise ratio cells hold too few records each."""
+
+PLACING = (
+    (0.01, ((0.01, 0.01), (0.01, 0.01), (0.01, 0.05))),
+    (0.025, ((0.02, 0.02), (0.02, 0.06))),
+    (math.inf, ((0.05, 0.1),)),
+)
+"""Shares of the histogram and of the mean in each pass that looks for the records, by the share
+that a histogram needs at most: with many records a pass is cheap, with few there is but one."""
+STANDS_OUT = 0.125
+"""A histogram must show a bin with this share of the records..."""
+STANDS_OUT_BY = 5.3
+"""...which is so many standard deviations of the noise (`beyond_noise`)."""
+BOUND_SHARE = 0.02
+"""Bins with a smaller share of the records are taken for outliers."""
+
+MAX_CELL_NOISE = {LOW_DIMENSION: 0.1, 256: 0.022}
+"""Up to so many features cells are used below this noise ratio: beyond, a second moment is a matrix
+of many numbers, and noise hides all but its first directions."""
+CELLS_PER_CLUSTER, MIN_CELLS, CELL_NOISE, CELL_ROUNDS = 8, 64, 0.35, 2
+"""As many cells as that, if the noise in the mean of one is at most CELL_NOISE of the scale."""
+MORE_DIRECTIONS = 8
+"""Clusters differ along fewer directions than there are of them; these are to spare."""
+DIRECTIONS_SHARE, SUBSPACE_SHARE = 0.05, 0.15
+"""For directions of which none is left out, and for the first of many."""
+CELLS_SHARE, LLOYD_ROUNDS = 0.45, 3
+"""Of what is left for clustering; the rest is for the rounds that move the centres."""
+SEARCH_ONLY = (
+    "n_rounds", "init", "constant_feature", "refine_rounds", "subspace", "membership_steps",
+    "update", "extra_steps", "sampling_probability", "sites_per_round", "orthogonality",
+    "clip_norm", "step", "momentum", "gradient_bound", "n_restarts",
+)  # fmt: skip
+"""Settings of the factorisation: whoever sets one of them asks for it."""
+OF_CELLS = ("refine_rounds", "subspace")
+"""Those that cells have as well, if they are asked for."""
 
 
 MODEL_STEPS = 50
@@ -139,8 +171,13 @@ class DPFedCMethod(Method):
             )
         if choices.n_restarts > 1:
             _check_restarts(choices, published=self.name == "published")
-        if not left_open(choices.cells, (None, "auto")) and choices.refine_rounds == 0:
-            raise InvalidInput("refine_rounds must not be 0 with cells, which are refined")
+        if not left_open(choices.cells, (None, "auto")):
+            if choices.refine_rounds == 0:
+                raise InvalidInput("refine_rounds must not be 0 with cells, which are refined")
+            if asked := _of_the_search(choices, but=OF_CELLS):
+                raise InvalidInput(
+                    f"{asked} must be left at its default with cells, got another value"
+                )
         if choices.feature_ranges is not None:
             checked_ranges(choices.feature_ranges, facts.n_features)
         if choices.init is not None:
@@ -156,34 +193,23 @@ class DPFedCMethod(Method):
         kappa = 0.0
         if target is not None:
             kappa = noise_ratio(facts, choices.n_clusters, per_round, target)
-        n_refine = _refine_rounds(choices, facts, kappa)
-        dimensions = _subspace(choices, facts, kappa, n_refine)
-        search = _search(choices, facts, target, per_round, kappa, n_refine, dimensions)
-        n_cells = _cells(choices, facts, kappa, n_refine)
-        if n_cells and choices.refine_rounds == "auto":
-            n_refine = CELL_REFINE_ROUNDS
-        private = target is not None
-        stages = _standardizing(choices, facts, declares_bound(given) or not private)
-        if dimensions:
-            stages.append(Subspace(dimensions))
-        if n_cells:
-            search = replace(search, n_clusters=n_cells)
-            stages += [search, _cell_stage(choices, search, private=private)]
+        stages, shares = _standardizing(choices, facts, declares_bound(given), kappa)
+        if _has_cells(choices, facts, kappa):
+            way = _by_cells(choices, facts, kappa, 1 - sum(shares.values()))
         else:
-            stages += _starts(choices, search, private=private)
-        stages.append(_last_stage(choices, search, n_refine, private=private, nearest=n_cells > 0))
-        plan = RunPlan(tuple(stages), search.penalty, n_refine > 0, noise_ratio=kappa)
+            way = _by_search(choices, facts, target, kappa, 1 - sum(shares.values()))
+        stages += way.stages
+        shares |= way.shares
+        plan = RunPlan(tuple(stages), way.penalty, way.refine, noise_ratio=kappa)
         if target is None:
-            plan = replace(plan, stamps=(NO_NOISE,))
+            stages = [stage.told(0.0, facts.n_records) for stage in stages]
+            plan = replace(plan, stages=tuple(stages), stamps=(NO_NOISE,))
         else:
-            spare = (
-                target.delta / 100 if choices.extra_steps and search.sampling_probability < 1 else 0
-            )
             told, privacy = private_stages(
-                stages, _shares(stages, n_refine), facts, target, privacy=privacy, spare_delta=spare
+                stages, shares, facts, target, privacy=privacy, spare_delta=way.spare_delta
             )
             plan = replace(plan, stages=told, privacy=privacy)
-        return replace(plan, explain=partial(_reasons, plan, facts, search, dimensions))
+        return replace(plan, explain=partial(_reasons, plan, facts, way))
 
     def declared(self, given: Settings, facts: Federation) -> dict[str, Float]:
         """Return place and length of the records, as far as they are declared."""
@@ -220,12 +246,33 @@ class DPFedCMethod(Method):
 DP_FEDC = DPFedCMethod()
 
 
-def _reasons(
-    plan: RunPlan, facts: Federation, search: Factorization, dimensions: int
-) -> Iterator[str]:
+@dataclass(frozen=True)
+class Way:
+    """How clusters are found once records have a mean and a scale."""
+
+    stages: tuple[Stage, ...]
+    shares: Mapping[str, float]
+    refine: bool
+    """Whether records belong to the nearest centre."""
+    penalty: Penalty = field(default_factory=Penalty)
+    spare_delta: float = 0.0
+
+
+def _reasons(plan: RunPlan, facts: Federation, way: Way) -> Iterator[str]:
     from dpfedc.clustering.dp_fedc_results import reasons
 
-    return reasons(plan, facts, search, dimensions)
+    return reasons(plan, facts, way.stages)
+
+
+def _of_the_search(choices: SimpleNamespace, but: Collection[str] = ()) -> str:
+    """Return the first setting of the factorisation that is not at its default, or ""."""
+    for name in SEARCH_ONLY:
+        if name in but:
+            continue
+        value, default = getattr(choices, name), SETTINGS[name].default
+        if value is not default and (name == "init" or value != default):
+            return name
+    return ""
 
 
 def _check_restarts(choices: SimpleNamespace, *, published: bool) -> None:
@@ -262,28 +309,116 @@ def noise_ratio(
     return n_clusters * f * math.sqrt(facts.n_features) / (facts.n_records * mu)
 
 
-def _standardizing(choices: SimpleNamespace, facts: Federation, has_bound: bool) -> list[Stage]:
-    """Return the stages after which records have a mean and a scale."""
+def _standardizing(
+    choices: SimpleNamespace, facts: Federation, has_bound: bool, kappa: float
+) -> tuple[list[Stage], dict[str, float]]:
+    """Return the stages after which records have a mean and a scale, and their shares."""
     if facts.layout is not None:
-        return column_stages(facts.layout)
-    stages: list[Stage] = [] if has_bound else [Bound()]
-    if choices.center:
-        stages.append(Mean())
+        columns = column_stages(facts.layout)
+        return columns, {stage.name: SHARES[stage.name] for stage in columns}
+    # What a histogram costs in which a bin with some of the records stands out from the noise.
+    one = kappa / (choices.n_clusters * math.sqrt(facts.n_features))
+    needed = (STANDS_OUT_BY * one / STANDS_OUT) ** 2
+    passes = next(shares for most, shares in PLACING if needed <= most)
+    stages: list[Stage] = []
+    shares: dict[str, float] = {}
+
+    def add(stage: Stage, share: float) -> None:
+        stages.append(stage)
+        shares[stage.name] = share
+
+    if has_bound:
+        passes = (passes[-1],)
+    elif not choices.center:
+        passes = passes[:1]
+    for i, (of_histogram, of_mean) in enumerate(passes, start=1):
+        around, number = ("data_mean", f"-{i}") if i > 1 else ("origin", "")
+        if not has_bound:
+            bound = Bound(min_share=BOUND_SHARE, around=around, name=f"bound{number}")
+            add(bound, of_histogram)
+        if choices.center:
+            add(Mean(around, name=f"mean{number}"), of_mean)
+    if choices.center and choices.scale and needed <= PLACING[-2][0]:
+        add(Radius(min_share=BOUND_SHARE), passes[0][0])
     if choices.scale:
-        stages.append(Scale(LINE_SCALE_FACTOR) if facts.n_features == 1 else Scale())
-    return stages
+        line = facts.n_features == 1
+        add(Scale(LINE_SCALE_FACTOR) if line else Scale(), SHARES["scale"])
+    return stages, shares
+
+
+def _has_cells(choices: SimpleNamespace, facts: Federation, kappa: float) -> bool:
+    """Return whether clusters are made from cells."""
+    if choices.cells != "auto":
+        return choices.cells is not None
+    if _of_the_search(choices):
+        return False
+    limits = (noise for m, noise in MAX_CELL_NOISE.items() if facts.n_features <= m)
+    return kappa < next(limits, 0.0)
+
+
+def _by_cells(choices: SimpleNamespace, facts: Federation, kappa: float, rest: float) -> Way:
+    """Return the way by cells: in all directions of few features, else in the first of many."""
+    k, m = choices.n_clusters, facts.n_features
+    n_directions = min(m, k + MORE_DIRECTIONS) if choices.subspace else m
+    if not left_open(choices.subspace, (None, "auto")):
+        n_directions = int(choices.subspace)
+    some = n_directions < m
+    share = SUBSPACE_SHARE if some else DIRECTIONS_SHARE
+    rest -= share
+    n_cells = choices.cells
+    if n_cells == "auto":
+        n_cells = max(CELLS_PER_CLUSTER * k, MIN_CELLS)
+        # The noise in a cell's mean, if all of the budget were spent on one release of one cell.
+        one = kappa * math.sqrt(n_directions / m) / k
+        if one > 0:
+            n_cells = min(
+                n_cells, int(CELL_NOISE * math.sqrt(CELLS_SHARE * rest / CELL_ROUNDS) / one)
+            )
+    n_cells = min(max(int(n_cells), k), facts.n_records)
+    subspace = Subspace(n_directions, drops_noise=some)
+    cells = Cells(max(n_cells, 1), CELL_ROUNDS)
+    shares = {"subspace": share, "cells": CELLS_SHARE * rest}
+    moving = (1 - CELLS_SHARE) * rest
+    n_rounds = LLOYD_ROUNDS if choices.refine_rounds == "auto" else choices.refine_rounds
+    if not some or n_rounds == 1:
+        last = ResidualLloyd(k, n_rounds, plain=True, n_merged=cells.n_clusters)
+        return Way((subspace, cells, last), {**shares, "centres": moving}, refine=True)
+    moves = ResidualLloyd(k, n_rounds - 1, name="refine", n_merged=cells.n_clusters)
+    last = ResidualLloyd(k, 1, plain=True)
+    shares |= {"refine": moving * (1 - 1 / n_rounds), "centres": moving / n_rounds}
+    return Way((subspace, cells, moves, last), shares, refine=True)
+
+
+def _by_search(
+    choices: SimpleNamespace, facts: Federation, target: Target, kappa: float, rest: float
+) -> Way:
+    """Return the way by the factorisation."""
+    private = target is not None
+    n_refine = _refine_rounds(choices, facts, kappa)
+    dimensions = _subspace(choices, facts, kappa, n_refine)
+    search = _search(choices, facts, target, kappa, n_refine, dimensions)
+    stages: list[Stage] = [Subspace(dimensions)] if dimensions else []
+    stages += _starts(choices, search, private=private)
+    stages.append(_last_stage(choices, search, n_refine, private=private))
+    shares = {"subspace": SUBSPACE_SHARE} if dimensions else {}
+    rest -= sum(shares.values())
+    last = REFINE_SHARE * rest if n_refine else LENGTHS_SHARE
+    shares |= {"centres": last, "factorisation": rest - last}
+    sampled = choices.extra_steps and search.sampling_probability < 1
+    spare = target.delta / 100 if target is not None and sampled else 0.0
+    return Way(tuple(stages), shares, n_refine > 0, search.penalty, spare)
 
 
 def _search(
     choices: SimpleNamespace,
     facts: Federation,
     target: PrivacyTarget | None,
-    per_round: int,
     kappa: float,
     n_refine: int,
     dimensions: int,
 ) -> Factorization:
     """Return the search for the clusters from one start."""
+    per_round = choices.sites_per_round or facts.n_sites
     clip, step = (LOW_CLIP_NORM, LOW_STEP) if n_refine else (CLIP_NORM, STEP)
     n_rounds = choices.n_rounds
     if n_rounds == "auto":
@@ -369,27 +504,6 @@ def _subspace(choices: SimpleNamespace, facts: Federation, kappa: float, n_refin
     return SUBSPACE_DIMENSIONS if wanted else 0
 
 
-def _cells(choices: SimpleNamespace, facts: Federation, kappa: float, n_refine: int) -> int:
-    """Return how many cells the search makes, from which the server makes the clusters; or none."""
-    if choices.cells is None or choices.n_restarts > 1:
-        return 0
-    if choices.cells != "auto":
-        return max(int(choices.cells), int(choices.n_clusters))
-    wanted = facts.layout is not None and n_refine > 0 and kappa < MAX_CELL_NOISE
-    return CELLS_PER_CLUSTER * int(choices.n_clusters) if wanted else 0
-
-
-def _cell_stage(choices: SimpleNamespace, search: Factorization, *, private: bool) -> Cells:
-    return Cells(
-        search.n_clusters,
-        refine=True,
-        penalty=search.penalty,
-        constant=choices.constant_feature,
-        bounded=private,
-        n_merged=choices.n_clusters,
-    )
-
-
 def _starts(choices: SimpleNamespace, search: Factorization, *, private: bool) -> list[Stage]:
     """Return the search, from one start or from several with a choice among them."""
     r = choices.n_restarts
@@ -407,7 +521,7 @@ def _starts(choices: SimpleNamespace, search: Factorization, *, private: bool) -
 
 
 def _last_stage(
-    choices: SimpleNamespace, search: Factorization, n_refine: int, *, private: bool, nearest: bool
+    choices: SimpleNamespace, search: Factorization, n_refine: int, *, private: bool
 ) -> Stage:
     k, penalty, constant = choices.n_clusters, search.penalty, choices.constant_feature
     if private and not n_refine:
@@ -419,16 +533,4 @@ def _last_stage(
         penalty=penalty,
         constant=constant,
         bounded=private,
-        nearest=nearest,
     )
-
-
-def _shares(stages: list[Stage], n_refine: int) -> dict[str, float]:
-    """Return the shares of the budget: fixed for the small stages, the rest for clustering."""
-    shares = {stage.name: SHARES[stage.name] for stage in stages if stage.name in SHARES}
-    rest = 1 - sum(shares.values())
-    if any(stage.name == "cells" for stage in stages):
-        return {**shares, **{name: share * rest for name, share in CELL_SHARES.items()}}
-    shares["centres"] = REFINE_SHARE * rest if n_refine else LENGTHS_SHARE
-    shares["factorisation"] = 1 - sum(shares.values())
-    return shares

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dpfedc.clustering.dp_fedc_planner import LOW_DIMENSION, auto_rounds
 from dpfedc.clustering.factorization import Factorization
+from dpfedc.clustering.merged_cells import Cells
 from dpfedc.clustering.method import Settings, measured
 from dpfedc.clustering.run_plan import Federation, RunPlan
-from dpfedc.clustering.stage import State
+from dpfedc.clustering.stage import Stage, State
 from dpfedc.clustering.standardize import Subspace
 from dpfedc.kernels.devices import as_numpy
 from dpfedc.model_file import ClusterModel
@@ -30,8 +31,8 @@ def factorization_model(
     """Return the model of a state, which may be that of an unfinished run."""
     scale = state.get("scale")
     done = "counts" in state
-    W = as_numpy(state["W"])
-    if "basis" in state:
+    W = as_numpy(state["W"] if "W" in state else state["centers"])
+    if "basis" in state and W.shape[1] == len(state["basis"]) and "W" in state:
         W = W @ as_numpy(state["basis"])
     n_features = W.shape[1] - (constant != 0 and "basis" not in state)
     return ClusterModel(
@@ -50,11 +51,36 @@ def factorization_model(
     )
 
 
-def reasons(
-    plan: RunPlan, facts: Federation, search: Factorization, dimensions: int
-) -> Iterator[str]:
-    """Return one sentence on rounds, refinement and subspace: what was chosen, and why."""
-    yield f"Rounds: {_why_rounds(plan, facts, search, dimensions)}"
+def reasons(plan: RunPlan, facts: Federation, way: Sequence[Stage]) -> Iterator[str]:
+    """Return one sentence on each of the planner's choices: what was chosen, and why."""
+    search = next((stage for stage in way if isinstance(stage, Factorization)), None)
+    if search is None:
+        cells = next(stage for stage in way if isinstance(stage, Cells))
+        yield from _of_cells(cells, way, facts)
+    else:
+        yield from _of_search(plan, facts, search)
+
+
+def _of_cells(cells: Cells, way: Sequence[Stage], facts: Federation) -> Iterator[str]:
+    k, n_rounds = way[-1].n_clusters, sum(stage.n_rounds for stage in way[2:])  # type: ignore[attr-defined]
+    yield (
+        f"Cells: {cells.n_clusters:,} small cells of records, since noise is low. From their sums "
+        f"the server makes {k:,} centres, from many starts, which costs no privacy."
+    )
+    yield f"Refinement: {n_rounds} rounds move each centre to the mean of its records."
+    subspace = next(stage for stage in way if isinstance(stage, Subspace))
+    if subspace.n_dimensions < facts.n_features:
+        yield (
+            f"Subspace: cells are sought in {subspace.purpose}; {k:,} clusters need no more, and "
+            "noise has less room there."
+        )
+    else:
+        yield "Subspace: none; all features are used."
+
+
+def _of_search(plan: RunPlan, facts: Federation, search: Factorization) -> Iterator[str]:
+    subspaces = [stage for stage in plan.stages if isinstance(stage, Subspace)]
+    yield f"Rounds: {_why_rounds(plan, facts, search, bool(subspaces))}"
     if plan.refine:
         n_refine = plan.stages[-1].n_rounds
         why = f"{n_refine} rounds move each centre to the mean of its records, since noise is low"
@@ -64,23 +90,23 @@ def reasons(
         many = facts.n_features > LOW_DIMENSION
         why = f"more than {LOW_DIMENSION} features" if many else "this much noise"
         yield f"Refinement: none; with {why} it would add more noise than it removes error."
-    if dimensions:
+    for subspace in subspaces:
         yield (
-            f"Subspace: clusters are sought in {Subspace(dimensions).purpose}, because noise is "
+            f"Subspace: clusters are sought in {subspace.purpose}, because noise is "
             "strong and there are many features."
         )
-    else:
+    if not subspaces:
         yield "Subspace: none; all features are used, for a subspace pays only in strong noise."
 
 
-def _why_rounds(plan: RunPlan, facts: Federation, search: Factorization, dimensions: int) -> str:
+def _why_rounds(plan: RunPlan, facts: Federation, search: Factorization, has_subspace: bool) -> str:
     n = search.n_rounds
     told = "one round of search" if n == 1 else f"{n:,} rounds of search"
     if plan.privacy is None:
         return f"{told}; without noise more rounds only help."
     if plan.refine:
         return f"{told}; few are enough, since the refinement does the rest."
-    if dimensions:
+    if has_subspace:
         return f"{told}; few, since every round needs its own share of the budget."
     best = auto_rounds(plan.noise_ratio, facts.n_sites / search.taking_part(facts.n_sites))
     trade = f"{told}; each brings the clusters nearer but needs its own share of the budget"

@@ -1,63 +1,119 @@
 """More cells than clusters, then free work at the server: a start that no bad luck spoils.
 
-The search finds more directions than there are clusters. `Cells` releases sums and counts of the
-records in each direction's cell. From these the server finds k centres by weighted k-means, with as
-many starts as it likes: that is arithmetic on released values, and costs no privacy. The stage
-`centres` goes on from there.
+The stage `subspace` has told how records spread. From that the server draws points as far apart as
+records are, and `Cells` moves them to the records near them. From sums and counts of the cells the
+server finds k centres by weighted k-means, with as many starts as it likes: that is arithmetic on
+released values, and costs no privacy. The stage `refine` or `centres` goes on from there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
-from dpfedc.clustering.centers import COUNT_WEIGHT, Centers
-from dpfedc.clustering.stage import Entry, Known, Public, State, at_most
-from dpfedc.kernels.cluster_sums import cluster_means
+from dpfedc.clustering.residual_lloyd import (
+    CENTER_MAX,
+    MAX_RESIDUAL,
+    ClusterSums,
+    ResidualSums,
+)
+from dpfedc.clustering.stage import Public, State
 from dpfedc.kernels.devices import on_host
 from dpfedc.privacy.gate import Released
 from dpfedc.randomness import Randomness
 
-N_STARTS = 64
+Float = npt.NDArray[Any]
+
+MAX_STARTS, STARTS_TIMES_CLUSTERS = 32, 640
+"""So many starts of the merging, and fewer where there are many clusters, to be done in seconds."""
+DRAWS_PER_CELL, MIN_DRAWS = 20, 400
+"""Points that the first cells are made to stand for."""
+LLOYD_STEPS = 15
+SPLIT_REACH = 0.7
+"""How far apart the halves of a split cell begin, in its standard deviations."""
 
 
 @dataclass(frozen=True)
-class Cells(Centers):
-    """Release (x~_j, a, a |x~_j|^2) summed by cell; the state's `W` becomes `n_merged` centres."""
+class Cells(ResidualSums):
+    """Release the sums of a `ResidualSums` for more cells than there are clusters."""
 
-    n_merged: int = 1
-    name = "cells"
+    name: str = "cells"
 
     @property
     def purpose(self) -> str:  # type: ignore[override]
         """Return what is found out."""
         return f"sums and counts of {self.n_clusters} cells, from which centres are made"
 
-    def makes(self, known: Known, n_features: int) -> Known:
-        return {"W": Entry((self.n_merged, n_features), at_most(1.0))}
-
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
-        draws = randomness.generator("cells").random((N_STARTS, self.n_merged))
-        return {**super().start(state, public, randomness), "draws": public.asarray(draws)}
+        rng, variances = randomness.generator("cells"), on_host(state["variances"])
+        n_draws = max(DRAWS_PER_CELL * self.n_clusters, MIN_DRAWS)
+        points = rng.standard_normal((n_draws, len(variances))) * np.sqrt(variances)
+        first = rng.choice(n_draws, self.n_clusters, replace=False)
+        cells = np.clip(_lloyd(points, points[first]), -CENTER_MAX, CENTER_MAX)
+        shape = (self.n_rounds, *cells.shape)
+        directions = rng.standard_normal(shape) * np.sqrt(variances)
+        lengths = np.linalg.norm(directions, axis=2, keepdims=True)
+        return {
+            **state,
+            "centers": public.asarray(cells),
+            "cell_weights": public.asarray(np.ones(self.n_clusters)),
+            "within": public.asarray(np.asarray(float(variances.sum()))),
+            "residual_bound": public.asarray(np.asarray(MAX_RESIDUAL)),
+            "directions": public.asarray(directions / np.maximum(lengths, 1e-300)),
+        }
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        xp, value = array_namespace(released.value), on_host(released.value)
-        sums, counts = value[:, :-2], value[:, -2] / COUNT_WEIGHT
-        least = 1 + 2 * self.noise_std / COUNT_WEIGHT
-        means = cluster_means(sums, counts, on_host(state["centers"]), least=least)
-        filled = counts >= least
-        if filled.sum() < self.n_merged:  # noise has swamped them: the largest are all there is
-            filled = np.argsort(np.argsort(-counts)) < self.n_merged
-        from dpfedc.kernels.weighted_kmeans import weighted_kmeans  # no site needs it
-
-        weights = np.maximum(counts[filled], 1.0)
-        merged = weighted_kmeans(means[filled], weights, on_host(state["draws"]))
-        merged = np.clip(merged, -1.0, 1.0)
+        xp = array_namespace(released.value)
+        found = ClusterSums.of(released, state, plain=self.plain)
+        cells, filled = on_host(state["centers"]) + found.steps, found.filled
+        weights = np.where(filled, found.counts, 0.0)
+        if t < self.n_rounds:
+            cells = _split(cells, weights, found.spread, on_host(state["directions"])[t - 1])
         like = {"dtype": released.value.dtype, "device": device(released.value)}
-        rest = {name: state[name] for name in state if name != "draws"}
-        return {**rest, "W": xp.asarray(merged, **like)}
+        told = {
+            "centers": np.clip(cells, -CENTER_MAX, CENTER_MAX),
+            "cell_weights": weights,
+            "within": np.asarray(found.within),
+            "residual_bound": np.asarray(found.next_bound),
+        }
+        return {**state, **{name: xp.asarray(v, **like) for name, v in told.items()}}
 
-    def doubts(self, state: State) -> tuple[str, ...]:
-        return ()  # the sizes are those of the stage that follows, which doubts them itself
+
+def _lloyd(points: Float, centers: Float) -> Float:
+    """Return where Lloyd's algorithm takes the centres in a few steps."""
+    from dpfedc.kernels.weighted_kmeans import lloyd_steps  # no site needs it
+
+    return lloyd_steps(points, np.ones(len(points)), centers, LLOYD_STEPS)
+
+
+def _split(cells: Float, weights: Float, spread: Float, directions: Float) -> Float:
+    """Return the cells with empty ones moved to where they take half of a wide one each."""
+    cells, weights, spread = cells.copy(), weights.copy(), spread.copy()
+    for empty in np.flatnonzero(weights == 0):
+        wide = int(np.argmax(spread))
+        if spread[wide] <= 0:
+            break
+        reach = SPLIT_REACH * np.sqrt(spread[wide] / max(weights[wide], 1.0)) * directions[empty]
+        cells[empty], cells[wide] = cells[wide] + reach, cells[wide] - reach
+        for part in (empty, wide):
+            weights[part], spread[part] = weights[wide] / 2, spread[wide] / 2
+    return cells
+
+
+def merged(state: State, n_clusters: int, randomness: Randomness) -> dict[str, Float]:
+    """Return `n_clusters` centres that stand for the state's cells, and the spread around them."""
+    from dpfedc.kernels.weighted_kmeans import weighted_kmeans  # no site needs it
+
+    cells, weights = on_host(state["centers"]), on_host(state["cell_weights"])
+    used = weights > 0
+    if used.sum() < n_clusters:  # noise has swamped them: all there are
+        used, weights = np.ones(len(cells), dtype=bool), np.maximum(weights, 1.0)
+    n_starts = min(max(STARTS_TIMES_CLUSTERS // n_clusters, 4), MAX_STARTS)
+    rng = randomness.generator("merge")
+    centers, cost = weighted_kmeans(cells[used], weights[used], n_clusters, n_starts, rng)
+    within = float(state["within"]) + cost / float(weights[used].sum())
+    return {"centers": centers, "within": np.asarray(within)}

@@ -83,7 +83,7 @@ class DPFedC(FederatedClusterer):
     variant : {"normalized", "published"}, default="normalized"
         "published" is the paper's Algorithm 1 with its errors corrected.
     n_rounds : int or "auto", default="auto"
-        Rounds of the factorisation.
+        Rounds of the factorisation. Whoever sets this, or another of its settings, gets it.
     sites_per_round : int or None, default=None
         Sites that take part in a round; None takes all.
     init : array of shape (n_clusters, n_features) or None, default=None
@@ -96,15 +96,17 @@ class DPFedC(FederatedClusterer):
         Subtract the records' mean, and divide by their typical distance from it. With scale=False
         records are taken to have norm at most 1, and longer ones are clipped.
     norm_bound : float or "auto", default="auto"
-        No record is longer than this, or is clipped to it. "auto" buys a bound with 1 % of the
-        budget: a noisy histogram of the records' norms. With epsilon None it sets no bound.
+        No record is longer than this, or is clipped to it. "auto" finds a bound by noisy histograms
+        of the records' norms, measured from the origin and then from their mean, in up to three
+        passes: the more records there are, the less they cost. Bins with less than 2 % of the
+        records are taken for outliers.
     feature_ranges : array of shape (n_features, 2) or None, default=None
         Public least and largest values of each feature. Replaces norm_bound: lengths are then
         measured from the middle of the ranges.
     constant_feature : float, default=0.0
         A constant appended to every standardised record, so that distance counts beside direction.
     refine_rounds : int or "auto", default="auto"
-        Rounds of sums and counts (Lloyd's algorithm) after the factorisation.
+        Rounds of sums and counts (Lloyd's algorithm) after the factorisation, or after the cells.
     subspace : int, "auto" or None, default="auto"
         Number of dimensions of a private subspace that clustering is confined to; None for none.
     nonnegative : bool, default=False
@@ -142,9 +144,10 @@ class DPFedC(FederatedClusterer):
         objective is kept. More than one needs epsilon=None: every start would be charged, and the
         choice among them would be a release of its own.
     cells : int, "auto" or None, default="auto"
-        How many cells the search makes, from whose sums and counts the server makes the clusters,
-        with many starts at no cost in privacy. "auto" takes three for each cluster if a schema
-        describes the table and noise is low, and else none.
+        How many small cells of records are made, from whose sums and counts the server makes the
+        clusters, with many starts at no cost in privacy. They take the place of the factorisation.
+        "auto" takes up to eight for each cluster where noise is low and there are at most 256
+        features, and else none.
     device : str or None, default=None
         None computes with NumPy. "cpu", "cuda" or "cuda:1" moves the records to that device once
         and computes there with Torch (extra `gpu`); what is fitted is in NumPy arrays again.

@@ -84,6 +84,22 @@ class Residuals:
         return formed
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """Rows times one factor each."""
+
+    rows: Rows
+    factors: Array
+
+    def weighted_sums(self, V: Array) -> Array:
+        """Return V'R."""
+        return self.rows.weighted_sums(V * self.factors[:, None])
+
+    def formed(self, rows: slice) -> Array:
+        """Return consecutive rows of R."""
+        return self.rows.formed(rows) * self.factors[rows][:, None]
+
+
 def _is_array(part: Any) -> bool:
     return not hasattr(part, "weighted_sums")
 
