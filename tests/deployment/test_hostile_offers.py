@@ -65,7 +65,7 @@ def many_sites(n):
 
 BEYOND = {
     "clusters": ({"settings": {"n_clusters": 10**9}}, "n_clusters must be from 1 to 10000"),
-    "cells": ({"settings": {"cells": 10**9}}, "cells must be from 1 to 10000"),
+    "cells": ({"settings": {"cells": 10**9}}, "cells must be from 1 to 2000"),
     "rounds": ({"settings": {"n_rounds": 10**8}}, "n_rounds must be from 1 to 100000"),
     "refining": ({"settings": {"refine_rounds": 10**8}}, "refine_rounds must be from 0 to 100000"),
     "steps": ({"settings": {"membership_steps": 10**12}}, "steps must be from 1 to 10000"),

@@ -8,6 +8,8 @@ from sklearn.metrics import adjusted_rand_score
 from threadpoolctl import threadpool_limits
 
 from dpfedc import DPFedC
+from dpfedc.clustering.registry import method_named
+from dpfedc.clustering.run_plan import Federation
 
 NO_NOISE = {"epsilon": None}
 SMALL_STEPS = {**NO_NOISE, "clip_norm": 0.1, "step": 1.0}
@@ -41,6 +43,28 @@ def test_the_units_of_the_data_do_not_matter(blobs):
         # The edges of histograms are made by powers with fractions, which round.
         centers = model.cluster_centers_ / size
         np.testing.assert_allclose(centers, expected.cluster_centers_, rtol=1e-9)
+
+
+@pytest.mark.parametrize("size", [2.0**-300, 2.0**-60, 2.0**60, 2.0**300])
+def test_units_beyond_the_grid_of_histograms_do_not_matter_either(blobs, size):
+    X, y, sites = blobs
+    model = DPFedC(n_clusters=3, epsilon=None, random_state=0).fit(size * X, sites=sites)
+    assert adjusted_rand_score(y, model.labels_) > 0.95
+    if abs(np.log2(size)) > 100:
+        return
+    known = {"epsilon": 200.0, "norm_bound": 15 * size, "random_state": 0}
+    model = DPFedC(n_clusters=3, **known).fit(size * X, sites=sites)
+    assert adjusted_rand_score(y, model.labels_) > 0.95
+
+
+def test_many_clusters_need_no_more_memory_than_there_is():
+    X = np.random.default_rng(0).normal(size=(3000, 3))
+    model = DPFedC(n_clusters=300, epsilon=None, random_state=0).fit(X)
+    assert len(np.unique(model.labels_)) > 200
+    plan = method_named("dp-fedc").plan(
+        {"n_clusters": 900}, Federation(4, np.array([90_000])), None
+    )
+    assert max(getattr(stage, "n_clusters", 0) for stage in plan.stages) <= 1000
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from dpfedc.clustering.centers import Centers, Lengths
 from dpfedc.clustering.column_spread import column_stages, declared_columns
 from dpfedc.clustering.factorization import Factorization
-from dpfedc.clustering.merged_cells import Cells
+from dpfedc.clustering.merged_cells import MAX_CELLS, Cells
 from dpfedc.clustering.method import (
     Float,
     Method,
@@ -90,7 +90,7 @@ SETTINGS: Mapping[str, Setting] = {
     "momentum": number("auto", free=AUTO, least=0, below=1),
     "gradient_bound": number(None, free=(None,), above=0, deployed=False),
     "n_restarts": whole(1, 1, deployed=False),
-    "cells": whole("auto", 1, MAX_CLUSTERS, free=(None, "auto")),
+    "cells": whole("auto", 1, MAX_CELLS, free=(None, "auto")),
 }
 """All that may be set. "auto" and None leave the choice to the plan."""
 CLIP_NORM, STEP = 0.03, 24.0
@@ -172,6 +172,10 @@ class DPFedCMethod(Method):
         if choices.n_restarts > 1:
             _check_restarts(choices, published=self.name == "published")
         if not left_open(choices.cells, (None, "auto")):
+            if choices.n_clusters > MAX_CELLS:
+                raise InvalidInput(
+                    f"n_clusters must be at most {MAX_CELLS} with cells, got {choices.n_clusters}"
+                )
             if choices.refine_rounds == 0:
                 raise InvalidInput("refine_rounds must not be 0 with cells, which are refined")
             if asked := _of_the_search(choices, but=OF_CELLS):
@@ -352,6 +356,8 @@ def _has_cells(choices: SimpleNamespace, facts: Federation, kappa: float) -> boo
         return choices.cells is not None
     if _of_the_search(choices):
         return False
+    if choices.n_clusters > MAX_CELLS // 2:
+        return False
     limits = (noise for m, noise in MAX_CELL_NOISE.items() if facts.n_features <= m)
     return kappa < next(limits, 0.0)
 
@@ -367,14 +373,14 @@ def _by_cells(choices: SimpleNamespace, facts: Federation, kappa: float, rest: f
     rest -= share
     n_cells = choices.cells
     if n_cells == "auto":
-        n_cells = max(CELLS_PER_CLUSTER * k, MIN_CELLS)
+        n_cells = min(max(CELLS_PER_CLUSTER * k, MIN_CELLS), MAX_CELLS // 2)
         # The noise in a cell's mean, if all of the budget were spent on one release of one cell.
         one = kappa * math.sqrt(n_directions / m) / k
         if one > 0:
             n_cells = min(
                 n_cells, int(CELL_NOISE * math.sqrt(CELLS_SHARE * rest / CELL_ROUNDS) / one)
             )
-    n_cells = min(max(int(n_cells), k), facts.n_records)
+    n_cells = max(min(int(n_cells), facts.n_records), k)
     subspace = Subspace(n_directions, drops_noise=some)
     cells = Cells(max(n_cells, 1), CELL_ROUNDS)
     shares = {"subspace": share, "cells": CELLS_SHARE * rest}

@@ -30,8 +30,10 @@ Float = npt.NDArray[Any]
 
 MAX_STARTS, STARTS_TIMES_CLUSTERS = 32, 640
 """So many starts of the merging, and fewer where there are many clusters, to be done in seconds."""
-DRAWS_PER_CELL, MIN_DRAWS = 20, 400
-"""Points that the first cells are made to stand for."""
+DRAWS_PER_CELL, MIN_DRAWS, MAX_DISTANCES = 20, 400, 2**23
+"""Points that the first cells are made to stand for, and distances between both that fit into the
+memory."""
+MAX_CELLS = 2000
 LLOYD_STEPS = 15
 SPLIT_REACH = 0.7
 """How far apart the halves of a split cell begin, in its standard deviations."""
@@ -50,7 +52,8 @@ class Cells(ResidualSums):
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         rng, variances = randomness.generator("cells"), on_host(state["variances"])
-        n_draws = max(DRAWS_PER_CELL * self.n_clusters, MIN_DRAWS)
+        n_draws = min(DRAWS_PER_CELL * self.n_clusters, MAX_DISTANCES // self.n_clusters)
+        n_draws = max(n_draws, MIN_DRAWS, self.n_clusters)
         points = rng.standard_normal((n_draws, len(variances))) * np.sqrt(variances)
         first = rng.choice(n_draws, self.n_clusters, replace=False)
         cells = np.clip(_lloyd(points, points[first]), -CENTER_MAX, CENTER_MAX)
@@ -72,7 +75,8 @@ class Cells(ResidualSums):
         cells, filled = on_host(state["centers"]) + found.steps, found.filled
         weights = np.where(filled, found.counts, 0.0)
         if t < self.n_rounds:
-            cells = _split(cells, weights, found.spread, on_host(state["directions"])[t - 1])
+            directions = on_host(state["directions"])[t - 1]
+            cells, weights = _split(cells, weights, found.spread, directions)
         like = {"dtype": released.value.dtype, "device": device(released.value)}
         told = {
             "centers": np.clip(cells, -CENTER_MAX, CENTER_MAX),
@@ -90,18 +94,21 @@ def _lloyd(points: Float, centers: Float) -> Float:
     return lloyd_steps(points, np.ones(len(points)), centers, LLOYD_STEPS)
 
 
-def _split(cells: Float, weights: Float, spread: Float, directions: Float) -> Float:
-    """Return the cells with empty ones moved to where they take half of a wide one each."""
+def _split(cells: Float, weights: Float, spread: Float, directions: Float) -> tuple[Float, Float]:
+    """Return cells and weights with empty ones moved to where they take half of a wide one each."""
     cells, weights, spread = cells.copy(), weights.copy(), spread.copy()
+    # A half has as much less of the spread along its direction as half of a normal law has.
+    left = (1 - 2 / np.pi / cells.shape[1]) / 2
     for empty in np.flatnonzero(weights == 0):
         wide = int(np.argmax(spread))
         if spread[wide] <= 0:
             break
         reach = SPLIT_REACH * np.sqrt(spread[wide] / max(weights[wide], 1.0)) * directions[empty]
         cells[empty], cells[wide] = cells[wide] + reach, cells[wide] - reach
+        half, whole = weights[wide] / 2, spread[wide]
         for part in (empty, wide):
-            weights[part], spread[part] = weights[wide] / 2, spread[wide] / 2
-    return cells
+            weights[part], spread[part] = half, left * whole
+    return cells, weights
 
 
 def merged(state: State, n_clusters: int, randomness: Randomness) -> dict[str, Float]:

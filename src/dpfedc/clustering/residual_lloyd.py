@@ -180,7 +180,7 @@ class ResidualSums(Stage):
     ) -> OuterSum:
         xp = array_namespace(batch.X)
         view = standardized_view(batch, self._seen(state), 0.0)
-        centers = broadcast(state, "centers", most=CENTER_MAX)
+        centers = broadcast(state, "centers", most=CENTER_MAX * SLACK)
         bound = float(broadcast(state, "residual_bound", above=0, most=MAX_RESIDUAL * SLACK))
         products = view.products(centers)
         distances = squared_distances(products, view.squared_norms, centers)

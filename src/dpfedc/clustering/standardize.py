@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -242,7 +243,10 @@ class Bound(Stage):
         return OuterSum(members, Columns.of(xp.ones_like(norms)), finite, shape=(N_BINS,))
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        return {**state, "bound": _alike(state[self.around], self._bound(on_host(released.value)))}
+        bound = self._bound(on_host(released.value))
+        if math.isinf(bound):
+            return state
+        return {**state, "bound": _alike(state[self.around], bound)}
 
     def _bound(self, counts: Float) -> float:
         """Return the upper edge of the highest bin, or of the highest neighbours, that count."""
@@ -252,6 +256,8 @@ class Bound(Stage):
             if width > 1:
                 least = max(least, self._beyond_noise(self.noise_std, width))
             above = np.flatnonzero(together > least)
+            if self.noise_std == 0 and len(above) and above[-1] in (0, N_BINS - width):
+                return math.inf  # beyond the grid, which nobody needs who adds no noise
             if len(above) and above[-1] + width == N_BINS:
                 raise NotFound(
                     f"the length of the longest records was not found: it must be below 2^{OCTAVES}"
@@ -292,11 +298,15 @@ class Radius(Bound):
     purpose = "how far records are from that middle, as a histogram"
 
     def makes(self, known: Known, n_features: int) -> Known:
-        return {"radius": bound_entry()}
+        return {"radius": Entry((), _is_radius, needs=("bound",))}
 
     def combine(self, state: State, released: Released, t: int) -> State:
         counts, like = on_host(released.value).astype(np.float64), state[self.around]
-        radius = self._bound(counts)
+        radius = float(state.get("bound", math.inf))
+        with suppress(NotFound):  # then the bound serves, which is there already
+            radius = min(radius, self._bound(counts))
+        if math.isinf(radius):
+            return state
         found = {"radius": _alike(like, radius)}
         if self._beyond_noise(self.noise_std, 1) < MAX_REACH_NOISE * released.n_records:
             within = np.where(_edge(np.arange(N_BINS)) < radius, counts, 0.0)
@@ -309,6 +319,10 @@ class Radius(Bound):
         beyond = np.cumsum(counts[::-1])[::-1]
         place = int(np.flatnonzero(beyond >= n_beyond)[-1]) if beyond[0] >= n_beyond else 0
         return float(_edge(place + min((beyond[place] - n_beyond) / max(counts[place], 1.0), 1.0)))
+
+
+def _is_radius(radius: Array, state: State) -> bool:
+    return 0 < float(radius) <= max(2.0**OCTAVES, float(state.get("bound", 0.0))) * SLACK
 
 
 REACH_NOISE = 2.5

@@ -86,14 +86,22 @@ class Residuals:
 
 @dataclass(frozen=True)
 class Scaled:
-    """Rows times one factor each."""
+    """Rows times one factor each.
+
+    Their sums are made of formed rows: the factors may be large, and what cancels within a row
+    would otherwise have to cancel between sums, which single precision does not do.
+    """
 
     rows: Rows
     factors: Array
 
     def weighted_sums(self, V: Array) -> Array:
         """Return V'R."""
-        return self.rows.weighted_sums(V * self.factors[:, None])
+        total: Array = 0.0
+        for start in range(0, V.shape[0], FORMED_ROWS):
+            few = slice(start, min(start + FORMED_ROWS, V.shape[0]))
+            total = V[few, :].T @ self.formed(few) + total
+        return total
 
     def formed(self, rows: slice) -> Array:
         """Return consecutive rows of R."""
@@ -108,6 +116,7 @@ def _as_rows(part: Any) -> Any:
     return part[:, None] if _is_array(part) and part.ndim == 1 else part
 
 
+FORMED_ROWS = 4096
 MAX_LOST, NEAR = 2.0**-32, 4.0
 """The unit of rounding of a centre, and a centre, in units of the scale: see `is_far`."""
 

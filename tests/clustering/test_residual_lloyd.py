@@ -1,0 +1,62 @@
+"""Residual sums and cells: what the server makes of them, and that single precision is enough."""
+
+import numpy as np
+import pytest
+
+from dpfedc.clustering.merged_cells import _split
+from dpfedc.clustering.residual_lloyd import MAX_RESIDUAL, ResidualLloyd, residual_bound
+from dpfedc.privacy.sums import summed
+from support.sensitivity import Case, batch_of, dealing_of, movement
+
+
+def tight_clusters(n, dtype, bound):
+    """Return records close to three centres that are far from each other, and their state."""
+    rng = np.random.default_rng(0)
+    centers = rng.normal(size=(3, 5))
+    centers *= 0.7 / np.linalg.norm(centers, axis=1, keepdims=True)
+    X = centers[rng.integers(0, 3, n)] + bound * rng.normal(size=(n, 5))
+    state = {"data_mean": np.zeros(5), "scale": np.ones(()), "centers": centers}
+    state["residual_bound"] = np.asarray(bound)
+    return X.astype(dtype), {name: np.asarray(v, dtype) for name, v in state.items()}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_record_moves_sums_of_short_residuals_by_no_more_than_stated(dtype):
+    """The centres are a thousand times as long as what is summed."""
+    X, state = tight_clusters(300_000, dtype, 1e-3)
+    case = Case(ResidualLloyd(3, 1, plain=True), state, X, (100_000, 200_000), 1)
+    assert max(movement(case, j) for j in (0, 7, 20_000)) <= 1 + 1e-3
+
+
+def test_sums_are_those_of_a_loop():
+    X, state = tight_clusters(200, np.float64, 0.1)
+    case = Case(ResidualLloyd(3, 1, plain=True), state, X, (200,), 1)
+    batch = batch_of(case)
+    part = case.stage.local(batch, state, 1, dealing_of(case, batch), None)
+    found = summed((part, batch, dealing_of(case, batch)), case.stage.sensitivity(state, 1))
+    expected = np.zeros((3, 7))
+    for record in X:
+        x = record / max(1.0, np.linalg.norm(record))
+        gaps = ((x - state["centers"]) ** 2).sum(axis=1)
+        nearest, length = gaps.argmin(), np.sqrt(gaps.min())
+        residual = (x - state["centers"][nearest]) / max(0.1, length)
+        square = min(length / 0.1, 1.0) ** 2
+        expected[nearest] += np.concatenate([residual, [0.5, 0.5 * square]])
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_halves_of_a_cell_share_its_weight_and_lie_apart():
+    cells, weights = np.zeros((8, 1)), np.array([64.0, 0, 0, 0, 0, 0, 0, 0])
+    spread = np.array([64.0, 0, 0, 0, 0, 0, 0, 0])
+    found, shares = _split(cells, weights, spread, np.ones((8, 1)))
+    assert shares.sum() == pytest.approx(64)
+    assert (shares > 0).all()
+    assert len(np.unique(found.round(9))) == 8  # in one dimension, too
+
+
+def test_the_bound_on_residuals_stays_in_the_range_that_sites_accept():
+    stage = ResidualLloyd(3, 1, plain=True)
+    entry = stage.starts({}, 4)["residual_bound"]
+    for square in (-1.0, 0.0, 1e-9, 0.01, 1e9):
+        assert entry.within(np.asarray(residual_bound(square)), {})
+    assert not entry.within(np.asarray(2 * MAX_RESIDUAL), {})
