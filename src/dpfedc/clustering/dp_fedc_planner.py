@@ -387,9 +387,9 @@ def _by_cells(choices: SimpleNamespace, facts: Federation, kappa: float, rest: f
     moving = (1 - CELLS_SHARE) * rest
     n_rounds = LLOYD_ROUNDS if choices.refine_rounds == "auto" else choices.refine_rounds
     if not some or n_rounds == 1:
-        last = ResidualLloyd(k, n_rounds, plain=True, n_merged=cells.n_clusters)
+        last = ResidualLloyd(k, n_rounds, plain=True, merges=True)
         return Way((subspace, cells, last), {**shares, "centres": moving}, refine=True)
-    moves = ResidualLloyd(k, n_rounds - 1, name="refine", n_merged=cells.n_clusters)
+    moves = ResidualLloyd(k, n_rounds - 1, name="refine", merges=True)
     last = ResidualLloyd(k, 1, plain=True)
     shares |= {"refine": moving * (1 - 1 / n_rounds), "centres": moving / n_rounds}
     return Way((subspace, cells, moves, last), shares, refine=True)

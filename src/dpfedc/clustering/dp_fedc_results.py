@@ -32,7 +32,7 @@ def factorization_model(
     scale = state.get("scale")
     done = "counts" in state
     W = as_numpy(state["W"] if "W" in state else state["centers"])
-    if "basis" in state and W.shape[1] == len(state["basis"]) and "W" in state:
+    if "W" in state and "basis" in state:  # centres that come from cells are in all features
         W = W @ as_numpy(state["basis"])
     n_features = W.shape[1] - (constant != 0 and "basis" not in state)
     return ClusterModel(

@@ -224,8 +224,8 @@ def _is_residual_bound(value: npt.NDArray[Any], _: State) -> bool:
 class ResidualLloyd(ResidualSums):
     """Move each centre by the mean residual of its records."""
 
-    n_merged: int = 0
-    """How many cells there were, if the centres are to be made from them."""
+    merges: bool = False
+    """Whether the centres are to be made from cells."""
 
     @property
     def purpose(self) -> str:  # type: ignore[override]
@@ -234,16 +234,15 @@ class ResidualLloyd(ResidualSums):
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         state = with_mean_and_scale(state, public)
-        if self.n_merged:
+        if self.merges:
             from dpfedc.clustering.merged_cells import merged  # no site needs it
 
             state = {**state, **merged(state, self.n_clusters, randomness)}
         centers, within = on_host(state["centers"]), float(state["within"])
-        bound = max(residual_bound(within), float(state["residual_bound"]))
         if self.plain and "basis" in state:
             centers = centers @ on_host(state["basis"])
             within += float(state.get("outside", 0.0))
-            bound = max(residual_bound(within), bound)
+        bound = max(residual_bound(within), float(state["residual_bound"]))
         return {
             **state,
             "centers": public.asarray(np.clip(centers, -CENTER_MAX, CENTER_MAX)),
