@@ -20,10 +20,12 @@ import numpy as np
 from measuring import machine, timed, write_json
 from threadpoolctl import threadpool_limits
 
+from dpfedc.clustering.bound import Bound
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.lloyd import LloydSums
+from dpfedc.clustering.mean_and_scale import Mean, Scale
 from dpfedc.clustering.stage import Stage, contributed
-from dpfedc.clustering.standardize import Bound, Mean, Scale, Subspace
+from dpfedc.clustering.subspace import Subspace
 from dpfedc.clustering.sums_and_gram import SumsAndGram
 from dpfedc.engine.simulated import Sites
 from dpfedc.kernels.threads import rows_over_threads

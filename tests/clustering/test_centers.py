@@ -7,7 +7,8 @@ import pytest
 
 from dpfedc.clustering.centers import COUNT_WEIGHT, MOVE_NOISE, Centers, Lengths
 from dpfedc.clustering.factorization import Factorization
-from dpfedc.clustering.standardize import Mean, Scale, Subspace
+from dpfedc.clustering.mean_and_scale import Mean, Scale
+from dpfedc.clustering.subspace import Subspace
 from dpfedc.engine.simulated import Sites
 from dpfedc.kernels.relocation import relocated_centers
 from dpfedc.randomness import Randomness

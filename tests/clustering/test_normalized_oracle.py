@@ -10,7 +10,7 @@ import pytest
 from dpfedc.clustering.centers import COUNT_WEIGHT, Centers
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.local_steps import LocalSteps, largest_batch_ratio
-from dpfedc.clustering.standardize import Mean, Scale
+from dpfedc.clustering.mean_and_scale import Mean, Scale
 from dpfedc.engine.simulated import Sites
 from dpfedc.privacy.gate import Gate
 from dpfedc.privacy.noise import SimulatedNoise

@@ -9,8 +9,8 @@ import pytest
 
 from dpfedc import DPFedC
 from dpfedc.clustering.factorization import Factorization
+from dpfedc.clustering.mean_and_scale import Mean, Scale
 from dpfedc.clustering.restarts import Choice, Restarts
-from dpfedc.clustering.standardize import Mean, Scale
 from dpfedc.engine import simulated
 from dpfedc.engine.simulated import Sites
 from dpfedc.errors import InvalidInput

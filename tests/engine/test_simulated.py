@@ -8,11 +8,13 @@ import pytest
 from sklearn.datasets import load_digits
 
 from dpfedc import DPFedC
+from dpfedc.clustering.bound import Bound
 from dpfedc.clustering.centers import Centers, Lengths
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.local_steps import LocalSteps
+from dpfedc.clustering.mean_and_scale import Mean, Scale
 from dpfedc.clustering.stage import SiteBatch
-from dpfedc.clustering.standardize import Bound, Mean, Scale, Subspace
+from dpfedc.clustering.subspace import Subspace
 from dpfedc.engine.simulated import Sites
 from dpfedc.errors import DPFedCError
 from dpfedc.privacy.gate import Released, ReleaseEvent

@@ -7,10 +7,12 @@ import array_api_strict
 import numpy as np
 import pytest
 
+from dpfedc.clustering.bound import Bound
 from dpfedc.clustering.centers import Centers, Lengths
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.local_steps import LocalSteps
-from dpfedc.clustering.standardize import Bound, Mean, Scale, Subspace
+from dpfedc.clustering.mean_and_scale import Mean, Scale
+from dpfedc.clustering.subspace import Subspace
 from dpfedc.engine.simulated import Sites
 from dpfedc.kernels import clipping, cluster_sums, objective, segments, site_steps
 from dpfedc.kernels.devices import on_host

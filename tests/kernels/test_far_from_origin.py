@@ -12,8 +12,8 @@ from scipy.stats import beta
 
 from dpfedc import DPFedC
 from dpfedc.clustering.lloyd import LloydSums
+from dpfedc.clustering.mean_and_scale import Mean
 from dpfedc.clustering.stage import SiteBatch
-from dpfedc.clustering.standardize import Mean
 from dpfedc.kernels.row_views import Standardized, is_far
 from dpfedc.kernels.rows import Runs
 from dpfedc.privacy import gate

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from dpfedc.clustering.factorization import Factorization
-from dpfedc.clustering.standardize import Mean, Scale, Subspace
+from dpfedc.clustering.mean_and_scale import Mean, Scale
+from dpfedc.clustering.subspace import Subspace
 from dpfedc.engine.simulated import Sites
 from dpfedc.kernels.stationarity import membership_stationarity
 from dpfedc.randomness import Randomness

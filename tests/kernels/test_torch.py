@@ -17,7 +17,7 @@ from dpfedc import DPFedC
 from dpfedc.clustering import factorization, stage
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.local_steps import LocalSteps
-from dpfedc.clustering.standardize import Mean, Scale
+from dpfedc.clustering.mean_and_scale import Mean, Scale
 from dpfedc.clustering.sums_and_gram import SumsAndGram
 from dpfedc.engine.simulated import Sites
 from dpfedc.errors import InvalidInput, MissingExtra

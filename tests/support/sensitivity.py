@@ -4,17 +4,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dpfedc.clustering.bound import Bound
 from dpfedc.clustering.centers import Centers, Lengths
 from dpfedc.clustering.lloyd import LloydSums
+from dpfedc.clustering.mean_and_scale import Mean, Scale
 from dpfedc.clustering.residual_lloyd import ResidualSums
 from dpfedc.clustering.stage import SiteBatch, Stage
-from dpfedc.clustering.standardize import (
-    Bound,
-    Mean,
-    Scale,
-    Subspace,
-    standardized_view,
-)
+from dpfedc.clustering.standardize import standardized_view
+from dpfedc.clustering.subspace import Subspace
 from dpfedc.clustering.sums_and_gram import SumsAndGram
 from dpfedc.kernels.clipping import clip_weights
 from dpfedc.kernels.row_views import is_far

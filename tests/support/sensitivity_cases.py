@@ -3,13 +3,15 @@
 import numpy as np
 from hypothesis import strategies as st
 
+from dpfedc.clustering.bound import Bound, Radius
 from dpfedc.clustering.centers import Centers, Lengths
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.lloyd import LloydSums
 from dpfedc.clustering.local_steps import LocalSteps, largest_batch_ratio
+from dpfedc.clustering.mean_and_scale import Mean, Scale
 from dpfedc.clustering.merged_cells import Cells
 from dpfedc.clustering.residual_lloyd import ResidualLloyd, ResidualSums
-from dpfedc.clustering.standardize import Bound, Mean, Radius, Scale, Subspace
+from dpfedc.clustering.subspace import Subspace
 from dpfedc.clustering.sums_and_gram import SumsAndGram
 from dpfedc.settings import Penalty
 from support.sensitivity import Case

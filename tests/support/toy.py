@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from dpfedc.clustering.bound import Bound, origin_entry
 from dpfedc.clustering.method import Method, declares_bound
 from dpfedc.clustering.run_plan import NO_NOISE, RunPlan, private_stages
 from dpfedc.clustering.stage import SLACK, Entry, Form, Stage, broadcast
-from dpfedc.clustering.standardize import Bound, origin_entry
 from dpfedc.estimators.base import FederatedClusterer
 from dpfedc.kernels.row_views import Columns, Standardized
 from dpfedc.privacy.sums import OuterSum

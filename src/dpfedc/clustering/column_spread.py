@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
+from dpfedc.clustering.bound import beyond_noise
 from dpfedc.clustering.stage import SLACK, Entry, Form, Known, SiteBatch, Stage, State
-from dpfedc.clustering.standardize import beyond_noise
 from dpfedc.errors import NotFound
 from dpfedc.kernels import Array
 from dpfedc.kernels.cluster_sums import one_hot

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from dpfedc.clustering.dp_fedc_planner import LOW_DIMENSION, auto_rounds
 from dpfedc.clustering.factorization import Factorization
+from dpfedc.clustering.factorization_planner import LOW_DIMENSION, auto_rounds
 from dpfedc.clustering.merged_cells import Cells
 from dpfedc.clustering.method import Settings, measured
 from dpfedc.clustering.run_plan import Federation, RunPlan
 from dpfedc.clustering.stage import Stage, State
-from dpfedc.clustering.standardize import Subspace
+from dpfedc.clustering.subspace import Subspace
 from dpfedc.kernels.devices import as_numpy
 from dpfedc.model_file import ClusterModel
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace
 
+from dpfedc.clustering.mean_and_scale import mean_entry, scale_entry
 from dpfedc.clustering.stage import (
     Entry,
     Form,
@@ -32,8 +33,6 @@ from dpfedc.clustering.stage import (
 )
 from dpfedc.clustering.standardize import (
     VIEW,
-    mean_entry,
-    scale_entry,
     standardized_memory,
     standardized_view,
     with_mean_and_scale,

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
+from dpfedc.clustering.bound import origin_entry
 from dpfedc.clustering.centers import doubtful_sizes
 from dpfedc.clustering.stage import Entry, Form, Known, Public, SiteBatch, Stage, State, broadcast
-from dpfedc.clustering.standardize import origin_entry, standardized_memory, standardized_view
+from dpfedc.clustering.standardize import standardized_memory, standardized_view
 from dpfedc.kernels import Array
 from dpfedc.kernels.cluster_sums import cluster_means, mean_errors, one_hot, squared_distances
 from dpfedc.kernels.devices import on_host

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import SimpleNamespace
 
+from dpfedc.clustering.bound import Bound
 from dpfedc.clustering.column_spread import column_stages, declared_columns
 from dpfedc.clustering.lloyd import LloydSums
 from dpfedc.clustering.method import (
@@ -25,7 +26,6 @@ from dpfedc.clustering.run_plan import (
     private_stages,
 )
 from dpfedc.clustering.stage import Stage
-from dpfedc.clustering.standardize import Bound
 from dpfedc.settings import Setting, anything, number, whole
 
 SHARES = {"bound": 0.01, "ranges": 0.05, "spread": 0.1}

@@ -140,3 +140,15 @@ def told_of_noise(
         )
         for stage in stages
     )
+
+
+@dataclass(frozen=True)
+class Way:
+    """How clusters are found once records have a mean and a scale."""
+
+    stages: tuple[Stage, ...]
+    shares: Mapping[str, float]
+    refine: bool
+    """Whether records belong to the nearest centre."""
+    penalty: Penalty = field(default_factory=Penalty)
+    spare_delta: float = 0.0

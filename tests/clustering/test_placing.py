@@ -5,8 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from dpfedc.clustering.bound import N_BINS, Bound
+from dpfedc.clustering.mean_and_scale import Mean, Scale
 from dpfedc.clustering.stage import Public, SiteBatch
-from dpfedc.clustering.standardize import N_BINS, Bound, Mean, Scale, Subspace
+from dpfedc.clustering.subspace import Subspace
 from dpfedc.engine.simulated import Sites
 from dpfedc.randomness import Randomness
 from support.runs import opened, ran, released

@@ -1,0 +1,54 @@
+"""The planner's way by cells, where noise is low: see docs/decisions/0015-cells.md."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+from dpfedc.clustering.merged_cells import MAX_CELLS, Cells
+from dpfedc.clustering.residual_lloyd import ResidualLloyd
+from dpfedc.clustering.run_plan import Federation, Way
+from dpfedc.clustering.subspace import Subspace
+from dpfedc.settings import left_open
+
+CELLS_PER_CLUSTER, MIN_CELLS, CELL_NOISE, CELL_ROUNDS = 8, 64, 0.35, 2
+"""As many cells as that, if the noise in the mean of one is at most CELL_NOISE of the scale."""
+MORE_DIRECTIONS = 8
+"""Clusters differ along fewer directions than there are of them; these are to spare."""
+DIRECTIONS_SHARE, FIRST_DIRECTIONS_SHARE = 0.05, 0.15
+"""For directions of which none is left out, and for the first of many."""
+CELLS_SHARE, LLOYD_ROUNDS = 0.45, 3
+"""Of what is left for clustering; the rest is for the rounds that move the centres."""
+
+
+def by_cells(choices: SimpleNamespace, facts: Federation, kappa: float, rest: float) -> Way:
+    """Return the way by cells: in all directions of few features, else in the first of many."""
+    k, m = choices.n_clusters, facts.n_features
+    n_directions = min(m, k + MORE_DIRECTIONS) if choices.subspace else m
+    if not left_open(choices.subspace, (None, "auto")):
+        n_directions = int(choices.subspace)
+    some = n_directions < m
+    share = FIRST_DIRECTIONS_SHARE if some else DIRECTIONS_SHARE
+    rest -= share
+    n_cells = choices.cells
+    if n_cells == "auto":
+        n_cells = min(max(CELLS_PER_CLUSTER * k, MIN_CELLS), MAX_CELLS // 2)
+        # The noise in a cell's mean, if all of the budget were spent on one release of one cell.
+        one = kappa * math.sqrt(n_directions / m) / k
+        if one > 0:
+            n_cells = min(
+                n_cells, int(CELL_NOISE * math.sqrt(CELLS_SHARE * rest / CELL_ROUNDS) / one)
+            )
+    n_cells = max(min(int(n_cells), facts.n_records), k)
+    subspace = Subspace(n_directions, drops_noise=some)
+    cells = Cells(max(n_cells, 1), CELL_ROUNDS)
+    shares = {"subspace": share, "cells": CELLS_SHARE * rest}
+    moving = (1 - CELLS_SHARE) * rest
+    n_rounds = LLOYD_ROUNDS if choices.refine_rounds == "auto" else choices.refine_rounds
+    if not some or n_rounds == 1:
+        last = ResidualLloyd(k, n_rounds, plain=True, merges=True)
+        return Way((subspace, cells, last), {**shares, "centres": moving}, refine=True)
+    moves = ResidualLloyd(k, n_rounds - 1, name="refine", merges=True)
+    last = ResidualLloyd(k, 1, plain=True)
+    shares |= {"refine": moving * (1 - 1 / n_rounds), "centres": moving / n_rounds}
+    return Way((subspace, cells, moves, last), shares, refine=True)
