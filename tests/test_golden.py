@@ -68,7 +68,15 @@ def positive(dtype):
 
 RUNS = {
     "dp-fedc, secure aggregation": (
+        DPFedC(10, epsilon=8.0, trust="secure-aggregation", shape="round", random_state=0),
+        digits, "float64",
+    ),
+    "dp-fedc, any shape": (
         DPFedC(10, epsilon=8.0, trust="secure-aggregation", random_state=0), digits, "float64",
+    ),
+    "dp-fedc, a choice of k": (
+        DPFedC("auto", k_range=(2, 8), epsilon=4.0, trust="secure-aggregation", random_state=1),
+        blobs, "float64",
     ),
     "dp-fedc, local, single precision": (
         DPFedC(10, epsilon=20.0, trust="local", random_state=1), digits, "float32",
@@ -151,7 +159,7 @@ def simulated(name):
     rounds = model.history_.rounds
     return {
         "centers": model.cluster_centers_.tolist(),
-        "sizes": np.bincount(model.labels_, minlength=estimator.n_clusters).tolist(),
+        "sizes": np.bincount(model.labels_, minlength=len(model.cluster_centers_)).tolist(),
         "epsilon": None if model.privacy_ is None else model.privacy_.epsilon,
         "stages": [f"{r.stage} {r.t} {r.n_sites} {r.n_records}" for r in rounds],
         "noise": [[*r.release.values()] for r in rounds],

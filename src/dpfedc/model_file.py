@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from dpfedc.kernels.objective import membership_matrix
 from dpfedc.kernels.row_views import Standardized
 from dpfedc.kernels.threads import rows_over_threads
 from dpfedc.settings import Penalty, require_integer, require_number
+from dpfedc.summary.choice_of_k import ChoiceOfK
 from dpfedc.summary.cluster_summary import ClusterSummary, require_name
 from dpfedc.summary.summarizing import CERTAIN, summarized
 from dpfedc.tables.encode import balanced, decoded
@@ -32,8 +34,10 @@ from dpfedc.whole_files import write_whole
 
 Float = npt.NDArray[Any]
 
-FORMAT, EARLIER = "dpfedc-model-3", ("dpfedc-model-1", "dpfedc-model-2")
-"""Earlier models had no sizes and no errors; only the second could be of a table."""
+FORMAT = "dpfedc-model-4"
+EARLIER = ("dpfedc-model-1", "dpfedc-model-2", "dpfedc-model-3")
+"""The third had no prototypes; those before had no sizes and no errors, and only the second could
+be of a table."""
 MEASURED = ("sizes", "size_errors", "center_errors")
 FAR_OUT, LEAST_ERROR = 0.9, 0.002
 """In units of the length that records are clipped to."""
@@ -49,7 +53,8 @@ class ClusterModel:
 
     `directions` is W of the factorisation. `centres` are in standardised units; where they are
     None, or `by_membership` is set, a record goes to the cluster of its largest membership,
-    otherwise to the nearest centre.
+    otherwise to the nearest centre; or, with `by_prototype`, to the cluster of the nearest of its
+    `prototypes`.
     """
 
     directions: Float
@@ -76,6 +81,13 @@ class ClusterModel:
     """The mean squared distance of records to their centre, as released, in standardised units."""
     names: Mapping[int, str] = field(default_factory=dict)
     """What people call the clusters."""
+    prototypes: Float | None = None
+    """What clusters were made of, if each is a group of several: like `centers`, by cluster."""
+    groups: Float | None = None
+    """The cluster of each prototype."""
+    by_prototype: bool = False
+    choice: ChoiceOfK | None = None
+    """How the number of clusters was chosen, if it was."""
 
     def __post_init__(self) -> None:
         require_number("constant", self.constant, least=0)
@@ -91,6 +103,14 @@ class ClusterModel:
             "size_errors": (k,),
             "center_errors": (k, m),
         }
+        if self.prototypes is not None and self.groups is not None:
+            shapes |= {"prototypes": (len(self.groups), m), "groups": (len(self.groups),)}
+            if not np.array_equal(np.unique(self.groups), np.arange(k)):
+                raise InvalidInput(f"groups must be clusters from 0 to {k - 1}, got others")
+            if (np.diff(self.groups) < 0).any():
+                raise InvalidInput("prototypes must be in the order of their clusters")
+        elif self.by_prototype or self.prototypes is not None or self.groups is not None:
+            raise InvalidInput("prototypes must have groups, and groups prototypes")
         for cluster, name in self.names.items():
             require_integer("a cluster with a name", cluster, least=0, most=k - 1)
             require_name(name)
@@ -105,9 +125,17 @@ class ClusterModel:
     @property
     def cluster_centers(self) -> Float:
         """Return the centres in data units; of a category they are the shares of its values."""
+        return self._in_data_units(self.centers)
+
+    @property
+    def prototype_centers(self) -> Float:
+        """Return the prototypes in data units; where there are none, the centres."""
+        return self._in_data_units(self.centers if self.prototypes is None else self.prototypes)
+
+    def _in_data_units(self, places: Float | None) -> Float:
         centers = self.directions
-        if self.centers is not None:
-            centers = np.asarray(self.center + (self.scale or 1.0) * self.centers)
+        if places is not None:
+            centers = np.asarray(self.center + (self.scale or 1.0) * places)
             centers = np.maximum(centers, 0) if self.nonnegative else centers
         if self.schema is None:
             return centers
@@ -231,13 +259,19 @@ class ClusterModel:
             view = Standardized.of(X, center=center, scale=scale, constant=self.constant)
             W = xp.asarray(self.directions, **like)
             return membership_matrix(view, W, penalty=self.penalty, steps=self.steps)
-        centers = xp.asarray(self.centers, **like)
+        places = self.prototypes if self.by_prototype else self.centers
+        centers = xp.asarray(places, **like)
         view = Standardized.of(X, center=center, scale=scale)
         distances = squared_distances(view.products(centers), view.squared_norms, centers)
         if gaps is not None:
             # A record is compared with a centre in the columns that it has.
             distances = xp.clip(distances - xp.astype(gaps, X.dtype) @ (centers**2).T, min=0.0)
         closeness = 1 / xp.clip(distances, min=float(xp.finfo(X.dtype).eps) ** 2)
+        if self.by_prototype and self.groups is not None:
+            # The nearest prototype of a cluster speaks for it; they stand in its order.
+            ends = np.flatnonzero(np.diff(self.groups, prepend=-1.0, append=np.inf)).tolist()
+            parts = [closeness[:, i:j] for i, j in pairwise(ends)]
+            closeness = xp.stack([xp.max(part, axis=1) for part in parts], axis=1)
         return closeness / xp.sum(closeness, axis=1, keepdims=True)
 
     def to_bytes(self) -> bytes:
@@ -246,6 +280,8 @@ class ClusterModel:
         if self.centers is not None:
             arrays["centres"] = self.centers
         arrays |= self.view
+        if self.prototypes is not None:
+            arrays |= {"prototypes": self.prototypes, "groups": self.groups}
         arrays |= {n: getattr(self, n) for n in MEASURED if getattr(self, n) is not None}
         head = {
             "format": FORMAT,
@@ -259,6 +295,8 @@ class ClusterModel:
             "feature_names": self.feature_names,
             "about": dict(self.about),
             "names": {str(c): name for c, name in self.names.items()},
+            "by_prototype": self.by_prototype,
+            "choice": None if self.choice is None else self.choice.as_plain(),
         }
         if self.schema is not None:
             head["schema"] = self.schema.to_json()
@@ -295,6 +333,7 @@ class ClusterModel:
                 raise InvalidInput(f"{path} was written by another version; expected {FORMAT}")
             _check_plain(head, arrays)
             names, schema = head.pop("feature_names"), head.pop("schema", None)
+            choice = head.pop("choice", None)
             called = {int(c): str(name) for c, name in head.pop("names", {}).items()}
             view = {name: arrays.pop(name) for name in VIEW if name in arrays}
             if "centres" in arrays:  # so spelled in the file
@@ -306,6 +345,7 @@ class ClusterModel:
                 schema=None if schema is None else Schema.from_json(schema),
                 view=view,
                 names=called,
+                choice=None if choice is None else ChoiceOfK.from_plain(choice),
             )
         except (
             KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError

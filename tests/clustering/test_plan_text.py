@@ -170,9 +170,9 @@ def test_the_planner_never_contradicts_itself(n_features, trust, epsilon):
 
 
 def test_rounds_that_the_user_asked_for_are_set_beside_the_planners():
-    plan, _ = words(IMAGES, together())
+    plan, _ = words(IMAGES, together(), shape="round")
     own = plan.privacy.of_stage("factorisation").n_rounds
-    _, told = words(IMAGES, together(), n_rounds=own + 7)
+    _, told = words(IMAGES, together(), shape="round", n_rounds=own + 7)
     assert told["Rounds"].startswith(f"{own + 7} rounds of search")
     assert f"The planner would take {own}." in told["Rounds"]
 

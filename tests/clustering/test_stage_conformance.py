@@ -52,6 +52,9 @@ PLANS = {
     "ranges": ("dp-fedc", {"n_clusters": 2, "feature_ranges": [[-9.0, 11.0]] * M, "center": False}),
     "cells": ("dp-fedc", {"n_clusters": 2, "cells": 5}),
     "cells in some directions": ("dp-fedc", {"n_clusters": 2, "cells": 5, "subspace": 3}),
+    "merged": ("dp-fedc", {"n_clusters": 2, "n_prototypes": 4, "refine_rounds": 0}),
+    "merged in a subspace": ("dp-fedc", {"n_clusters": 2, "n_prototypes": 4, "subspace": 2}),
+    "a choice": ("dp-fedc", {"n_clusters": "auto", "k_range": [2, 5], "cells": 8}),
     "local steps": ("dp-fedc", {"n_clusters": 3, "extra_steps": 3, "n_rounds": 3}),
     "lloyd": ("dp-lloyd", {"n_clusters": 3}),
     "toy": ("halves", {"n_clusters": 2}),
@@ -178,7 +181,7 @@ def test_names_are_a_format():
     names = {case.stage.name for case in cases().values()}
     assert names == {
         "bound", "mean", "scale", "subspace", "factorisation", "centres", "lloyd", "halves",
-        "ranges", "spread", "cells", "bound-2", "mean-2", "radius", "refine",
+        "ranges", "spread", "cells", "bound-2", "mean-2", "radius", "refine", "neighbours",
     }  # fmt: skip
 
 

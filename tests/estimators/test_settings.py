@@ -118,7 +118,11 @@ CASES = [(estimator, {}) for estimator in ESTIMATORS] + [(DPFedC, {"variant": "p
 @pytest.mark.parametrize(("estimator", "settings"), CASES)
 def test_a_wrong_value_of_every_setting_is_refused_by_its_name(estimator, settings):
     found = constrained(estimator, **settings)
-    assert set(parameters(estimator)) - set(found) <= OUTSIDE | {"init", "feature_ranges"}
+    assert set(parameters(estimator)) - set(found) <= OUTSIDE | {
+        "init",
+        "feature_ranges",
+        "k_range",
+    }
     for name, setting in found.items():
         for value in wrong_values(setting):
             model = estimator(**{"n_clusters": 3, **settings, name: value})

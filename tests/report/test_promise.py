@@ -106,7 +106,7 @@ def test_a_run_for_persons_says_so():
     assert "one person's rows at one site can change a release" in stages_caption(record)
     did = summary_sentences(record, table_model())
     assert did == [
-        "600 persons at 3 sites were put into 3 clusters by 3 columns.",  # 9 features
+        "600 persons at 3 sites were put into 2 clusters by 3 columns.",  # 9 features
         "It took 0 rounds; each site kept its persons to itself.",
     ]
     old = replace(record, results={"privacy": PROMISE})  # a record of before units were told apart

@@ -62,10 +62,15 @@ def run_trial(
         from sklearn.cluster import KMeans
 
         seed = settings["random_state"] or 0
-        kmeans = KMeans(settings["n_clusters"], n_init=10, random_state=seed)
+        kmeans = KMeans(len(model.directions), n_init=10, random_state=seed)
         pooled = kmeans.fit_predict(X)
     record = with_scores(
-        estimator.history_, X, y, estimator.record_labels_[there], pooled_labels=pooled
+        estimator.history_,
+        X,
+        y,
+        estimator.record_labels_[there],
+        n_clusters=len(model.directions),
+        pooled_labels=pooled,
     ).with_results(
         title=title,
         command=shlex.join(command),

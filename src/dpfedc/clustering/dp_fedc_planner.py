@@ -35,6 +35,7 @@ from dpfedc.clustering.method import (
     declares_bound,
 )
 from dpfedc.clustering.placing import placing
+from dpfedc.clustering.prototypes_planner import MAX_PROTOTYPES, checked_range, merging
 from dpfedc.clustering.run_plan import (
     MAX_CLUSTERS,
     MAX_ROUNDS,
@@ -55,6 +56,7 @@ from dpfedc.settings import (
     left_open,
     number,
     one_of,
+    require_integer,
     whole,
 )
 
@@ -65,7 +67,10 @@ AUTO = ("auto",)
 MAX_STEPS, MAX_FACTOR, MIN_CLIP_NORM = 10_000, 1e6, 1e-6
 """Beyond these every round would fail or take hours at a site, and stay charged."""
 SETTINGS: Mapping[str, Setting] = {
-    "n_clusters": whole(8, 1, MAX_CLUSTERS),
+    "n_clusters": whole(8, 1, MAX_CLUSTERS, free=AUTO),
+    "k_range": anything(None),
+    "shape": one_of("auto", "auto", "round", "any"),
+    "n_prototypes": whole("auto", 1, MAX_PROTOTYPES, free=AUTO),
     "n_rounds": whole("auto", 1, MAX_ROUNDS, free=AUTO),
     "sites_per_round": whole(None, 1, free=(None,), most="n_sites"),
     "init": anything(None),
@@ -119,6 +124,10 @@ class DPFedCMethod(Method):
     def checked(self, given: Settings, facts: Federation) -> SimpleNamespace:
         """Return all settings, checked against the public facts and against each other."""
         choices = super().checked(given, facts)
+        most = min(MAX_PROTOTYPES, max(facts.n_records, 1))
+        choices.k_range = checked_range(choices.k_range, choices.n_clusters, most)
+        choices.n_clusters = choices.k_range[1]
+        _check_prototypes(choices, published=self.name == "published")
         if choices.update != "gradient" and choices.extra_steps:
             raise InvalidInput(
                 f"extra_steps must be 0 or None with update={choices.update!r}, "
@@ -158,13 +167,25 @@ class DPFedCMethod(Method):
         if target is not None:
             kappa = noise_ratio(facts, choices.n_clusters, per_round, target)
         stages, shares = placing(choices, facts, declares_bound(given), kappa)
-        if _has_cells(choices, facts, kappa):
-            way = by_cells(choices, facts, kappa, 1 - sum(shares.values()))
-        else:
-            way = by_factorization(choices, facts, target, kappa, 1 - sum(shares.values()))
+        cells = _has_cells(choices, facts, kappa)
+
+        def search(some: SimpleNamespace, noise: float, rest: float) -> Way:
+            if cells:
+                return by_cells(some, facts, noise, rest)
+            return by_factorization(some, facts, target, noise, rest)
+
+        any_shape = choices.shape == "any"
+        if choices.shape == "auto":
+            many = facts.n_features > LOW_DIMENSION and not cells
+            any_shape = many and not _of_the_search(choices)
+        rest = 1 - sum(shares.values())
+        few = facts.n_features <= LOW_DIMENSION
+        way = merging(search, choices, facts, kappa, rest, any_shape=any_shape, smooth=few)
         stages += way.stages
         shares |= way.shares
-        plan = RunPlan(tuple(stages), way.penalty, way.refine, noise_ratio=kappa)
+        n_sought = getattr(way.stages[-1], "n_prototypes", choices.n_clusters)
+        noise = kappa * n_sought / choices.n_clusters
+        plan = RunPlan(tuple(stages), way.penalty, way.refine, noise_ratio=noise)
         if target is None:
             stages = [stage.told(0.0, facts.n_records) for stage in stages]
             plan = replace(plan, stages=tuple(stages), stamps=(NO_NOISE,))
@@ -225,6 +246,21 @@ def _of_the_search(choices: SimpleNamespace, but: Collection[str] = ()) -> str:
         if value is not default and (name == "init" or value != default):
             return name
     return ""
+
+
+def _check_prototypes(choices: SimpleNamespace, *, published: bool) -> None:
+    """Say what prototypes, of which clusters are made, cannot be combined with."""
+    low, high = choices.k_range
+    asked = "n_clusters='auto'" if low < high else "shape='any'" if choices.shape == "any" else ""
+    if not left_open(choices.n_prototypes, AUTO):
+        asked = asked or "n_prototypes"
+        require_integer("n_prototypes", choices.n_prototypes, least=max(high, 2))
+    if not asked:
+        return
+    if published:
+        raise InvalidInput(f"variant must be 'normalized' with {asked}, got 'published'")
+    if choices.init is not None:
+        raise InvalidInput(f"init must be None with {asked}, got centres")
 
 
 def _check_restarts(choices: SimpleNamespace, *, published: bool) -> None:

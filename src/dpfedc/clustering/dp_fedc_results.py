@@ -11,11 +11,13 @@ from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.factorization_planner import LOW_DIMENSION, auto_rounds
 from dpfedc.clustering.merged_cells import Cells
 from dpfedc.clustering.method import Settings, measured
+from dpfedc.clustering.neighbors import Neighbors
 from dpfedc.clustering.run_plan import Federation, RunPlan
 from dpfedc.clustering.stage import Stage, State
 from dpfedc.clustering.subspace import Subspace
 from dpfedc.kernels.devices import as_numpy
 from dpfedc.model_file import ClusterModel
+from dpfedc.summary.choice_of_k import choice_from
 
 
 def factorization_model(
@@ -31,6 +33,8 @@ def factorization_model(
     """Return the model of a state, which may be that of an unfinished run."""
     scale = state.get("scale")
     done = "counts" in state
+    if "groups" in state:
+        return _merged_model(given, state, names=names, about=about)
     W = as_numpy(state["W"] if "W" in state else state["centers"])
     if "W" in state and "basis" in state:  # centres that come from cells are in all features
         W = W @ as_numpy(state["basis"])
@@ -51,14 +55,61 @@ def factorization_model(
     )
 
 
+def _merged_model(
+    given: Settings, state: State, *, names: tuple[str, ...] | None, about: Mapping[str, Any]
+) -> ClusterModel:
+    """Return the model of clusters that are groups of prototypes."""
+    centers, scale = as_numpy(state["best_centers"]), state.get("scale")
+    choice = None
+    if "k_links" in state:
+        curve = (as_numpy(state[name]) for name in ("k_numbers", "k_links", "k_errors"))
+        choice = choice_from(len(centers), float(state["k_step"]), *curve)
+    return ClusterModel(
+        directions=centers,
+        center=as_numpy(state["data_mean"]),
+        scale=None if scale is None else float(scale),
+        centers=centers,
+        by_membership=False,
+        nonnegative=bool(given.get("nonnegative", False)),
+        prototypes=as_numpy(state["prototypes"]),
+        groups=as_numpy(state["groups"]),
+        by_prototype=bool(state["by_prototype"]),
+        choice=choice,
+        feature_names=names,
+        about=about,
+        **measured(state),
+    )
+
+
 def reasons(plan: RunPlan, facts: Federation, way: Sequence[Stage]) -> Iterator[str]:
     """Return one sentence on each of the planner's choices: what was chosen, and why."""
+    if isinstance(way[-1], Neighbors):
+        yield from _of_prototypes(way[-1])
+        way = way[:-1]
     search = next((stage for stage in way if isinstance(stage, Factorization)), None)
     if search is None:
         cells = next(stage for stage in way if isinstance(stage, Cells))
         yield from _of_cells(cells, way, facts)
     else:
         yield from _of_search(plan, facts, search)
+
+
+def _of_prototypes(graph: Neighbors) -> Iterator[str]:
+    low, high, n = graph.least_clusters, graph.most_clusters, graph.n_prototypes
+    clusters = f"{high:,} clusters" if low == high else f"{low:,} to {high:,} clusters"
+    yield (
+        f"Prototypes: {n:,}, which are merged to {clusters} where records lie between them. "
+        + (
+            "Clusters may have any shape."
+            if graph.any_shape
+            else "Records then go to the nearest centre."
+        )
+    )
+    if low < high:
+        yield (
+            "Number of clusters: chosen where the links between clusters fall off, from the same "
+            "release; where they do not, the run says so."
+        )
 
 
 def _of_cells(cells: Cells, way: Sequence[Stage], facts: Federation) -> Iterator[str]:

@@ -81,6 +81,12 @@ class Method(ABC):
                     f"{name} must be left out with a schema, which describes columns"
                 )
 
+    def cluster_range(self, given: Settings, facts: Federation) -> tuple[int, int]:
+        """Return how many clusters there may be in the end, at least and at most."""
+        choices = self.checked(given, facts)
+        low, high = getattr(choices, "k_range", (choices.n_clusters, choices.n_clusters))
+        return int(low), int(high)
+
     def require_deployed(self, given: Settings) -> None:
         """Say which settings separate sites do not know."""
         known = {name for name, setting in self.settings.items() if setting.deployed}

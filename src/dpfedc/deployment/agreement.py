@@ -149,6 +149,11 @@ class Agreement:
         method.checked(self.settings, self.facts)
 
     @property
+    def cluster_range(self) -> tuple[int, int]:
+        """Return how many clusters a model of the run may have, at least and at most."""
+        return method_named(self.method).cluster_range(self.settings, self.facts)
+
+    @property
     def is_masked(self) -> bool:
         """Return whether uploads are hidden from the server, which learns their sum alone."""
         return self.privacy.trust == "secure-aggregation"

@@ -19,12 +19,15 @@ from dpfedc.errors import InvalidInput
 from dpfedc.kernels.column_view import VIEW
 from dpfedc.model_file import MEASURED, ClusterModel
 from dpfedc.settings import Penalty, require_bool, require_integer, require_number
+from dpfedc.summary.choice_of_k import ChoiceOfK
 
 MAX_SIZE = 1e150
 """Of any number; larger ones cannot be squared."""
 MAX_STEPS = 1000
 """On the memberships of a record that is assigned to its cluster."""
-PLAIN = ("scale", "by_membership", "constant", "steps", "within", "nonnegative")
+PLAIN = (
+    "scale", "by_membership", "constant", "steps", "within", "nonnegative", "by_prototype",
+)  # fmt: skip
 
 
 def model_message(agreement: Agreement, model: ClusterModel) -> bytes:
@@ -35,9 +38,10 @@ def model_message(agreement: Agreement, model: ClusterModel) -> bytes:
         "version": str(model.about["version"]),
         "penalty": asdict(model.penalty),
         "names": {str(c): name for c, name in model.names.items()},
+        "choice": None if model.choice is None else model.choice.as_plain(),
         **{name: getattr(model, name) for name in PLAIN},
     }
-    names = ("directions", "center", "centers", *MEASURED)
+    names = ("directions", "center", "centers", "prototypes", "groups", *MEASURED)
     arrays = {name: getattr(model, name) for name in names if getattr(model, name) is not None}
     arrays = {n: np.asarray(values, np.float64) for n, values in {**arrays, **model.view}.items()}
     return packed(head, arrays)
@@ -46,7 +50,7 @@ def model_message(agreement: Agreement, model: ClusterModel) -> bytes:
 def received_model(data: bytes, agreement: Agreement) -> ClusterModel:
     """Return the model in a message, refused unless it can be one of the agreement's run."""
     head, arrays = unpacked(data, most=max_bytes(agreement), most_head=MAX_MODEL_HEAD)
-    expected = {"kind", "run", "version", "penalty", "names", *PLAIN}
+    expected = {"kind", "run", "version", "penalty", "names", "choice", *PLAIN}
     if set(head) != expected or head["kind"] != MODEL_KIND or head["run"] != agreement.digest:
         raise InvalidInput("a model must be of its run, with its fields and no others")
     try:
@@ -57,8 +61,14 @@ def received_model(data: bytes, agreement: Agreement) -> ClusterModel:
 
 def max_bytes(agreement: Agreement) -> int:
     """Return the length of the longest message that can hold a model of the run."""
-    k, m = int(agreement.settings["n_clusters"]), len(agreement.features)
-    return MAX_MODEL_HEAD + 1024 + 8 * (k + 1) * (3 * m + 8) + 8 * len(VIEW) * m
+    (_, k), m = agreement.cluster_range, len(agreement.features)
+    n = k + _n_prototypes(agreement)
+    return MAX_MODEL_HEAD + 1024 + 64 * k + 8 * (n + 1) * (3 * m + 8) + 8 * len(VIEW) * m
+
+
+def _n_prototypes(agreement: Agreement) -> int:
+    """Return how many prototypes the agreed stages have; 0 if clusters are made of none."""
+    return max(getattr(exchange.stage, "n_prototypes", 0) for exchange in agreement.exchanges)
 
 
 def _received(
@@ -84,13 +94,18 @@ def _received(
         view=view,
         within=None if within is None else require_number("within", within, least=-MAX_SIZE),
         names={int(c): name for c, name in head["names"].items()},
+        by_prototype=require_bool("by_prototype", head["by_prototype"]),
+        choice=None if head["choice"] is None else ChoiceOfK.from_plain(head["choice"]),
     )
 
 
 def _check_arrays(
     arrays: Mapping[str, npt.NDArray[Any]], agreement: Agreement, constant: float
 ) -> None:
-    k, m = agreement.settings["n_clusters"], len(agreement.features)
+    (low, high), m = agreement.cluster_range, len(agreement.features)
+    k, n = len(arrays.get("directions", ())), _n_prototypes(agreement)
+    if not low <= k <= high:
+        raise InvalidInput(f"a model must have {low} to {high} clusters, got {k}")
     shapes = {
         "directions": (k, m + (constant != 0)),
         "center": (m,),
@@ -98,6 +113,7 @@ def _check_arrays(
         "sizes": (k,),
         "size_errors": (k,),
         "center_errors": (k, m),
+        **({"prototypes": (n, m), "groups": (n,)} if n else {}),
     }
     view = [name for name in VIEW if name in agreement.exchanges[-1].broadcast]
     shapes |= dict.fromkeys(view, (m,))

@@ -19,7 +19,18 @@ from dpfedc.settings import PrivacyTarget, require_choice, require_integer, requ
 from dpfedc.tables.schema import Schema
 
 TABLES = {
-    "run": ("name", "coordinator", "method", "clusters", "features", "schema", "seed"),
+    "run": (
+        "name",
+        "coordinator",
+        "method",
+        "clusters",
+        "k_range",
+        "shape",
+        "prototypes",
+        "features",
+        "schema",
+        "seed",
+    ),
     "privacy": (
         "epsilon",
         "delta",
@@ -37,6 +48,9 @@ TABLES = {
 REQUIRED = ("name", "coordinator", "clusters", "epsilon", "delta")
 SETTINGS = {
     "clusters": "n_clusters",
+    "k_range": "k_range",
+    "shape": "shape",
+    "prototypes": "n_prototypes",
     "rounds": "n_rounds",
     "sites_per_round": "sites_per_round",
     "norm_bound": "norm_bound",

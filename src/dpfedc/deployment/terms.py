@@ -49,7 +49,7 @@ def terms(agreement: Agreement) -> list[str]:
     sites = ", ".join(f"{site.name} ({site.n_records:,} {unit}s)" for site in agreement.sites)
     paragraphs = [
         f"Run: {agreement.name}, coordinated by {agreement.coordinator}; {agreement.method} with "
-        f"{agreement.settings['n_clusters']} clusters.",
+        f"{_clusters(agreement)}.",
         *_settings(agreement),
         f"Sites: {sites}. These names and numbers are public.",
         f"Reads: the {_columns(agreement)} of your table, and nothing else of it.",
@@ -132,6 +132,13 @@ def pins_in_words(strangers: Sequence[Site]) -> list[str]:
         f"Warning: the keys of {names} are pinned here neither from a file nor by an earlier run. "
         "Compare the identity below before you accept."
     ]
+
+
+def _clusters(agreement: Agreement) -> str:
+    low, high = agreement.cluster_range
+    if low == high:
+        return f"{low} clusters"
+    return f"{low} to {high} clusters, as many as the released values support"
 
 
 def _spares(agreement: Agreement) -> str:

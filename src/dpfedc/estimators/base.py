@@ -75,7 +75,7 @@ class FederatedClusterer(
 
     method_name: str
     """The name in run records and model files."""
-    n_clusters: int
+    n_clusters: int | str
     epsilon: float | None
     random_state: Any
     diagnostics: bool
@@ -105,7 +105,8 @@ class FederatedClusterer(
                 setting.checked(name, own[name], None)
         choices = method.checked(own, facts)
         nonnegative = getattr(choices, "nonnegative", False)
-        check_records(sites.X, choices.n_clusters, nonnegative=nonnegative, present=sites.present)
+        least, _ = method.cluster_range(own, facts)
+        check_records(sites.X, least, nonnegative=nonnegative, present=sites.present)
         plan = method.plan(self._given(sites), facts, self._target())
         hopeless = plan.hopeless(facts)
         if hopeless:
@@ -229,7 +230,7 @@ class FederatedClusterer(
         self.record_labels_ = self._labels(X, federation)
         self.labels_ = of_rows(self.record_labels_, records)
         self.n_iter_ = len(last.rounds)
-        self._n_features_out = self.n_clusters
+        self._n_features_out = len(self.cluster_centers_)
         del self._records  # a fitted estimator may be kept or sent: it holds no records
         return self
 

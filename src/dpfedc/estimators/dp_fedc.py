@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.utils.validation import check_is_fitted
 
 from dpfedc.clustering.method import Method
 from dpfedc.clustering.registry import method_named
@@ -17,6 +18,7 @@ from dpfedc.engine.simulated import Sites
 from dpfedc.errors import InvalidInput, UtilityWarning
 from dpfedc.estimators.base import FederatedClusterer, OnRound
 from dpfedc.settings import require_choice
+from dpfedc.summary.choice_of_k import ChoiceOfK
 
 
 def stack_sites(arrays: Sequence[Any]) -> tuple[Any, npt.NDArray[np.int64]]:
@@ -69,8 +71,9 @@ class DPFedC(FederatedClusterer):
 
     Parameters
     ----------
-    n_clusters : int, default=8
-        The number of clusters.
+    n_clusters : int or "auto", default=8
+        The number of clusters. "auto" chooses it from what is released, at a share of the same
+        budget: see k_range and `choose_k_`.
     epsilon : float or None, default=1.0
         How much may be learnt about any one record from everything that leaves the sites (smaller
         is more private). None adds no noise. The published variant adds the noise that the paper
@@ -82,6 +85,16 @@ class DPFedC(FederatedClusterer):
         with the server seeing sums only; or the server.
     variant : {"normalized", "published"}, default="normalized"
         "published" is the paper's Algorithm 1 with its errors corrected.
+    k_range : (int, int) or None, default=None
+        The least and the largest number of clusters to choose from, with n_clusters="auto"; None
+        takes 2 to 20.
+    shape : {"auto", "round", "any"}, default="auto"
+        "round": a record belongs to the nearest centre, or to its direction. "any": clusters are
+        groups of smaller prototypes with records between them, and may have any shape. "auto" takes
+        "any" above 50 features, unless clusters come from cells or the search is set by hand.
+    n_prototypes : int or "auto", default="auto"
+        How many prototypes are made to be merged; by default two for each cluster and at least 12,
+        as far as noise allows. Where it does not allow more than clusters, clusters are round.
     n_rounds : int or "auto", default="auto"
         Rounds of the factorisation. Whoever sets this, or another of its settings, gets it.
     sites_per_round : int or None, default=None
@@ -161,7 +174,13 @@ class DPFedC(FederatedClusterer):
     Attributes
     ----------
     cluster_centers_ : array of shape (n_clusters, n_features)
-        The centres, in the units of the data.
+        The centres, in the units of the data. Of merged prototypes: their means.
+    prototypes_ : array of shape (n_prototypes, n_features)
+        What clusters were made of, in the order of the clusters; the centres where clusters are
+        not made of several.
+    choose_k_ : ChoiceOfK or None
+        With n_clusters="auto": the number, the curve behind it with error bars, and whether the
+        choice is clear.
     labels_ : array of shape (n_records,)
         The cluster of each record given to `fit`; equal to `predict(X)`. They stay with the sites.
     history_ : RunRecord
@@ -194,8 +213,11 @@ class DPFedC(FederatedClusterer):
 
     def __init__(
         self,
-        n_clusters: int = 8,
+        n_clusters: int | str = 8,
         *,
+        k_range: tuple[int, int] | None = None,
+        shape: str = "auto",
+        n_prototypes: int | str = "auto",
         epsilon: float | None = 1.0,
         delta: float = 1e-5,
         trust: str = "local",
@@ -248,6 +270,18 @@ class DPFedC(FederatedClusterer):
             return given
         energy = float(np.einsum("ij,ij->", sites.X, sites.X, dtype=np.float64))
         return {**given, "mean_energy": energy / sites.n_sites}
+
+    @property
+    def prototypes_(self) -> npt.NDArray[Any]:
+        """Return what clusters were made of, in the units of the data."""
+        check_is_fitted(self)
+        return self.model_.prototype_centers
+
+    @property
+    def choose_k_(self) -> ChoiceOfK | None:
+        """Return how the number of clusters was chosen, if it was."""
+        check_is_fitted(self)
+        return self.model_.choice
 
     def _more_results(self, facts: Federation) -> dict[str, Any]:
         """Return what the published variant's noise comes to, in words."""

@@ -34,10 +34,11 @@ def with_scores(
     y: npt.NDArray[Any] | None,
     labels: npt.NDArray[Any],
     *,
+    n_clusters: int,
     pooled_labels: npt.NDArray[Any] | None = None,
 ) -> RunRecord:
     """Return the record with its scores, and those of k-means on the pooled records if it ran."""
-    sizes = np.bincount(labels[labels >= 0], minlength=record.settings["n_clusters"])
+    sizes = np.bincount(labels[labels >= 0], minlength=n_clusters)
     results: dict[str, Any] = {"scores": scores(X, labels, y), "cluster_sizes": sizes.tolist()}
     if pooled_labels is not None:
         results["pooled_kmeans"] = scores(X, pooled_labels, y)
@@ -106,7 +107,7 @@ def summary_sentences(record: RunRecord, model: ClusterModel) -> list[str]:
             unit,
             n_records=settings["n_records"],
             n_sites=n_sites,
-            n_clusters=settings["n_clusters"],
+            n_clusters=len(model.directions),
             columns=columns_of(model),
         )
     ]

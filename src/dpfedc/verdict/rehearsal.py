@@ -63,7 +63,8 @@ class Rehearsal:
     def __init__(self, method: Method, given: Settings, facts: Federation, plan: RunPlan) -> None:
         self._method, self._given, self._plan = method, given, plan
         self._n_records, n_sites = facts.n_records, min(facts.n_sites, MAX_SITES)
-        few = max(MAX_NUMBERS // facts.n_features, MIN_PER_CLUSTER * int(given["n_clusters"]))
+        _, self._k = method.cluster_range(given, facts)
+        few = max(MAX_NUMBERS // facts.n_features, MIN_PER_CLUSTER * self._k)
         most = max(min(MAX_RECORDS, few), 2 * n_sites)
         n_records = max(min(facts.n_records, most), n_sites)
         sizes = np.bincount(np.arange(n_records) % n_sites)
@@ -83,10 +84,10 @@ class Rehearsal:
         n, m = self.facts.n_records, self.facts.n_features
         work = 0.0
         for stage in self._stages:
-            k = getattr(stage, "n_clusters", 1)
+            k = max(getattr(stage, name, 1) for name in ("n_clusters", "n_prototypes"))
             steps = getattr(stage, "membership_steps", 10)
             work += stage.n_rounds * n * k * (m + steps * k)
-        k = int(self._given["n_clusters"])
+        k = self._k
         return work > MAX_WORK or max(n * (m + k), k * k * m, 50 * m) > MAX_ARRAY
 
     @property
@@ -115,21 +116,21 @@ class Rehearsal:
         model = self._method.model(
             self._given, self._plan, last.state, feature_names=None, about={}
         )
-        return _compared(model, view, X, y, self.facts.layout)
+        return _compared(model, view, X, y, mixture.n_clusters, self.facts.layout)
 
 
 def _compared(
-    model: ClusterModel, view: dict[str, Any], X: Float, y: Any, layout: Layout | None
+    model: ClusterModel, view: dict[str, Any], X: Float, y: Any, k: int, layout: Layout | None
 ) -> Outcome:
     V = np.asarray(replace(model, view=view).seen(X))
     score = max(float(adjusted_rand_score(y, model.labels(V))), 0.0)
-    k = len(model.directions)
     exact = np.stack(
         [V[y == c].mean(axis=0) if (y == c).any() else V.mean(axis=0) for c in range(k)]
     )
     gaps = ((model.cluster_centers[:, None] - exact) ** 2).sum(axis=2)
     found, true = linear_sum_assignment(gaps)
-    centers = np.empty_like(exact)
+    # A run that chose fewer clusters has none for some: the nearest stands for them.
+    centers = model.cluster_centers[gaps.argmin(axis=0)]
     centers[true] = model.cluster_centers[found]
     return Outcome(score, centers, exact, _in_spreads(centers, view, X, layout))
 

@@ -107,10 +107,12 @@ def expected_verdict(method: Method, given: Settings, facts: Federation, plan: R
     if noisy.too_large or quiet.too_large:
         return Verdict(ROUGH, 0.0, (TOO_LARGE,))
     found, pairs = [], []
+    low, high = method.cluster_range(given, facts)
+    invented = {**given, "n_clusters": round(math.sqrt(low * high))}
     for name, separation in SEPARATIONS.items():
         with_noise, without = [], []
         for geometry in range(GEOMETRIES):
-            mixture = reference_mixture(name, given, facts, seed=geometry)
+            mixture = reference_mixture(name, invented, facts, seed=geometry)
             draws = [
                 noisy.outcome(mixture, records=geometry, noise=100 * geometry + i)
                 for i in range(DRAWS)

@@ -1,0 +1,126 @@
+"""What a released graph of neighbours makes of prototypes: clusters, and how many there are.
+
+Arithmetic of the server on released values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpfedc.clustering.stage import State
+from dpfedc.kernels.cluster_sums import squared_distances
+from dpfedc.kernels.merge_tree import MIN_COUNT, MergeTree, best_step, merge_tree
+from dpfedc.summary.choice_of_k import MIN_STEP
+
+Float = npt.NDArray[np.float64]
+Released = Mapping[str, Float]
+
+
+def clusters_of(
+    graph: Float,
+    noise_std: float,
+    state: Released,
+    allowed: tuple[int, int],
+    *,
+    any_shape: bool,
+    smooth: bool,
+) -> dict[str, Float]:
+    """Return what a state holds once its prototypes are merged: `groups`, and values of clusters.
+
+    Sizes, centres and their errors are then those of clusters. Prototypes are sorted by cluster.
+    """
+    prototypes, (low, high) = state["prototypes"], allowed
+    tree = merge_tree(graph, noise_std, prototypes, least=min(low, len(prototypes)))
+    n_clusters = min(high, tree.most)
+    choice: dict[str, Float] = {}
+    if low < high:
+        n_clusters, height = best_step(tree.links, low, high)
+        n_clusters = min(n_clusters, tree.most)
+        choice = _choice(tree, height, low, high)
+    groups = tree.groups[n_clusters]
+    order = np.argsort(groups, kind="stable")
+    groups = groups[order]
+    own = {n: state[n][order] for n in PER_PROTOTYPE if n in state}
+    counted = np.diag(graph)[order] > MIN_COUNT * noise_std
+    found = _merged(own, groups, np.asarray(counted))
+    means = (own["best_centers"], found["best_centers"])
+    alike = smooth and _grouped_alike(*means, groups, counted)
+    if "best_cost" in state:
+        found["best_cost"] = state["best_cost"] + found.pop("spread") * state["best_records"]
+    found.pop("spread", None)
+    placed = {"prototypes": prototypes[order], "groups": groups.astype(np.float64)}
+    return {**found, **choice, **placed, "by_prototype": np.asarray(float(any_shape and not alike))}
+
+
+PER_PROTOTYPE = ("best_centers", "sizes", "size_errors", "center_errors")
+
+
+def _merged(own: Released, groups: npt.NDArray[np.int64], counted: Any) -> dict[str, Float]:
+    """Return centres, sizes and errors of the groups, from those of their prototypes.
+
+    A centre is the mean of its prototypes, weighted by their sizes. Noise in a size moves it
+    towards that prototype or away from it.
+    """
+    k = int(groups.max()) + 1
+    members = np.eye(k)[groups].T
+    centers, sizes = own["best_centers"], own["sizes"]
+    errors = own.get("center_errors")
+    means = np.ones(len(sizes), bool) if errors is None else np.isfinite(errors).all(axis=1)
+    weights = np.where(means & counted, np.maximum(sizes, 1.0), 0.0).astype(np.float64)
+    # A group of which nothing stands out is the plain mean of its prototypes.
+    weights = np.where(((members @ weights) > 0)[groups], weights, 1e-9)
+    total = members @ weights
+    merged = (members * weights) @ centers / total[:, None]
+    away = centers - merged[groups]
+    found = {
+        "best_centers": merged,
+        "sizes": members @ sizes,
+        "counts": members @ sizes,
+        "size_errors": np.sqrt(members @ own["size_errors"] ** 2),
+        "spread": weights @ (away**2).sum(axis=1) / weights.sum(),
+    }
+    if errors is not None:
+        used = np.asarray(means & (weights > 1e-6))
+        finite = np.where(used[:, None], errors, 0.0) * weights[:, None]
+        moved = np.where(used, own["size_errors"], 0.0)[:, None] * away
+        some = np.sqrt(members @ (finite**2 + moved**2)) / total[:, None]
+        found["center_errors"] = np.where((members @ used > 0)[:, None], some, np.inf)
+    return found
+
+
+def _grouped_alike(centers: Float, merged: Float, groups: Any, counted: Any) -> bool:
+    """Return whether nearest centres would group prototypes as the graph does.
+
+    Then centres alone tell the clusters apart, by smoother borders.
+    """
+    gaps = squared_distances(centers @ merged.T, (centers**2).sum(axis=1), merged)
+    return bool((gaps.argmin(axis=1) == groups)[counted].all())
+
+
+def _choice(tree: MergeTree, height: float, low: int, high: int) -> dict[str, Float]:
+    """Return the curve behind a choice of k: at k, the link of the closest two of k clusters."""
+    numbers = np.arange(low, high + 1)
+    links = [tree.links.get(k - 1, np.nan) for k in numbers.tolist()]
+    errors = [tree.errors.get(k - 1, np.nan) for k in numbers.tolist()]
+    return {
+        "k_numbers": numbers.astype(float),
+        "k_links": np.asarray(links),
+        "k_errors": np.asarray(errors),
+        "k_step": np.asarray(max(height, 0.0)),
+    }
+
+
+def doubtful_choice(state: State) -> tuple[str, ...]:
+    """Return why the number of clusters is not clear, if it is not."""
+    height, k = float(state["k_step"]), len(state["sizes"])
+    if height >= MIN_STEP:
+        return ()
+    return (
+        f"the number of clusters is not clear: between {k} of them and fewer, links fall by "
+        f"{height:.2f}, expected at least {MIN_STEP:g}. The records may have no clusters, "
+        f"or such as overlap; {k} is the best guess",
+    )

@@ -1,0 +1,93 @@
+"""How many prototypes a plan has, and what merges them: see docs/decisions/0017-any-shape.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from dpfedc.clustering.neighbors import SENSITIVITY, Neighbors
+from dpfedc.clustering.run_plan import Federation, Way
+from dpfedc.errors import InvalidInput
+from dpfedc.settings import require_integer
+
+PER_CLUSTER, MIN_PROTOTYPES, MAX_PROTOTYPES = 2, 12, 1000
+"""Two for each cluster, but a dozen at least: fewer cannot follow a shape."""
+PER_CHOICE = 1.2
+"""For each cluster of the largest number that may be chosen."""
+GRAPH_SHARE = 0.05
+"""Of the budget, for the graph of neighbours."""
+MIN_PER_NOISE, MIN_PER_NOISE_OF_CHOICE = 15.0, 5.0
+"""Records of an average prototype, in standard deviations of the noise in its count. A choice of k
+needs prototypes before anything else, so they may be noisier."""
+MAX_NOISE = 0.45
+"""Of the noise ratio with all prototypes."""
+MIN_RECORDS = 50
+"""Of an average prototype, however little noise there is."""
+DEFAULT_RANGE = (2, 20)
+
+
+def checked_range(k_range: Any, n_clusters: Any, most: int) -> tuple[int, int]:
+    """Return the least and the largest number of clusters, or say what was expected."""
+    if n_clusters != "auto":
+        if k_range is not None:
+            raise InvalidInput(f"k_range must be None unless n_clusters is 'auto', got {k_range!r}")
+        return n_clusters, n_clusters
+    if k_range is None:
+        return DEFAULT_RANGE[0], max(min(DEFAULT_RANGE[1], most), DEFAULT_RANGE[0])
+    if not isinstance(k_range, (tuple, list)) or len(k_range) != 2:
+        raise InvalidInput(f"k_range must be two whole numbers, low and high, got {k_range!r}")
+    low = require_integer("k_range's low", k_range[0], least=2, most=most)
+    return low, require_integer("k_range's high", k_range[1], least=low, most=most)
+
+
+def n_prototypes(
+    choices: SimpleNamespace, facts: Federation, kappa: float, *, any_shape: bool
+) -> int:
+    """Return how many prototypes are found, from the noise that each of them would have.
+
+    `kappa` is the noise ratio with `choices.n_clusters`, the largest number of clusters.
+    """
+    low, high = map(int, choices.k_range)
+    chosen = low < high
+    if choices.n_prototypes != "auto":
+        return int(max(choices.n_prototypes, high))
+    if not (any_shape or chosen):
+        return high
+    wanted = PER_CLUSTER * high if not chosen else math.ceil(PER_CHOICE * high)
+    most = [max(wanted, MIN_PROTOTYPES), MAX_PROTOTYPES, facts.n_records // MIN_RECORDS]
+    if kappa > 0:
+        # The noise in a count, of a release that spends the graph's share.
+        count_noise = kappa * facts.n_records / (high * math.sqrt(facts.n_features))
+        count_noise *= SENSITIVITY / math.sqrt(GRAPH_SHARE)
+        per_noise = MIN_PER_NOISE_OF_CHOICE if chosen else MIN_PER_NOISE
+        most += [int(facts.n_records / (per_noise * count_noise)), int(MAX_NOISE * high / kappa)]
+    least = min(max(low + 1, MIN_PROTOTYPES), high) if chosen else high
+    return max(min(most), least)
+
+
+def merging(
+    way: Callable[[SimpleNamespace, float, float], Way],
+    choices: SimpleNamespace,
+    facts: Federation,
+    kappa: float,
+    rest: float,
+    *,
+    any_shape: bool,
+    smooth: bool,
+) -> Way:
+    """Return a way to clusters: as it is, or to prototypes which are then merged."""
+    low, high = choices.k_range
+    n = n_prototypes(choices, facts, kappa, any_shape=any_shape)
+    if n == high and low == high:
+        return way(choices, kappa, rest)
+    more = SimpleNamespace(**{**vars(choices), "n_clusters": n})
+    found = way(more, kappa * n / high, rest - GRAPH_SHARE)
+    graph = Neighbors(n, low, min(high, n), any_shape, smooth)
+    return replace(
+        found,
+        stages=(*found.stages, graph),
+        shares={**found.shares, graph.name: GRAPH_SHARE},
+    )

@@ -1,0 +1,126 @@
+"""Prototypes merged to clusters, two at a time, by how many records lie between them.
+
+All of it is the server's arithmetic on a released matrix: counts on the diagonal, and for every two
+prototypes the weight of the records that lie between them (`clustering/neighbors.py`). The noise of
+the entries is known; that of a sum of entries is smaller than their sum's, so entries stay as they
+are, below zero too, and add up when prototypes are merged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dpfedc.kernels.cluster_sums import squared_distances
+
+Float = npt.NDArray[np.float64]
+Int = npt.NDArray[np.int64]
+
+MIN_COUNT = 3.0
+"""A prototype stands for records if its count is so many standard deviations of the noise."""
+SIZE_POWER = 0.75
+"""Two groups are merged by their link over the product of their sizes to this power: 1 would merge
+small groups first, 1/2 large ones."""
+SMALLER_POWER = 0.65
+"""How strongly two groups hang together is told by their link over their sizes: so much of the
+smaller one's, in powers, and the rest of the larger one's."""
+
+
+@dataclass(frozen=True)
+class MergeTree:
+    """Groups of prototypes for every number of them, from all that stand for records down to one.
+
+    `groups[k]` holds the group, from 0 to k - 1, of each prototype. `links[k]` says how strongly
+    the two groups hang together that were merged to leave k, and `errors[k]` is the noise in it.
+    """
+
+    groups: Mapping[int, Int]
+    links: Mapping[int, float]
+    errors: Mapping[int, float]
+
+    @property
+    def most(self) -> int:
+        """Return the largest number of groups."""
+        return max(self.groups)
+
+
+def merge_tree(graph: Float, noise_std: float, prototypes: Float, least: int = 1) -> MergeTree:
+    """Return how prototypes merge; at least `least` of them stand for records.
+
+    `noise_std` is the noise on the diagonal; it is smaller by sqrt 2 off it. What stands for no
+    records goes to the nearest prototype that does.
+    """
+    counts = np.diag(graph).copy()
+    strong = counts > max(MIN_COUNT * noise_std, 1.0)
+    strong[np.argsort(-counts, kind="stable")[:least]] = True
+    labels = _nearest(prototypes, strong)
+    members = np.eye(len(counts))[labels]
+    # Sums over groups: of counts, of what lies between, and of the entries that were added up.
+    sizes = members.T @ np.clip(counts, 0.0, None)
+    between = members.T @ (graph - np.diag(counts)) @ members
+    n_entries = members.T @ np.ones_like(graph) @ members
+    entry_noise = noise_std / math.sqrt(2)
+    alive = np.flatnonzero(strong)
+    groups, links, errors = {len(alive): _numbered(labels)}, {}, {}
+    while len(alive) > 1:
+        some = np.ix_(alive, alive)
+        n = np.maximum(sizes[alive], 1.0)
+        noise = entry_noise * np.sqrt(n_entries[some])
+        scores = (between[some] - noise) / np.outer(n, n) ** SIZE_POWER
+        np.fill_diagonal(scores, -np.inf)
+        i, j = sorted(np.unravel_index(int(scores.argmax()), scores.shape))
+        kept, gone = alive[i], alive[j]
+        least_n, most_n = sorted((n[i], n[j]))
+        size = least_n**SMALLER_POWER * most_n ** (1 - SMALLER_POWER)
+        links[len(alive) - 1] = float(between[kept, gone] / size)
+        errors[len(alive) - 1] = float(noise[i, j] / size)
+        sizes[kept] += sizes[gone]
+        for table in (between, n_entries):
+            table[kept] += table[gone]
+            table[:, kept] += table[:, gone]
+        labels = np.where(labels == gone, kept, labels)
+        alive = np.delete(alive, j)
+        groups[len(alive)] = _numbered(labels)
+    return MergeTree(groups, links, errors)
+
+
+def _nearest(prototypes: Float, strong: npt.NDArray[np.bool_]) -> Int:
+    """Return for each prototype itself, or the nearest strong one."""
+    places = np.flatnonzero(strong)
+    near = prototypes[places]
+    gaps = squared_distances(prototypes @ near.T, (prototypes**2).sum(axis=1), near)
+    return np.where(strong, np.arange(len(strong)), places[gaps.argmin(axis=1)])
+
+
+def _numbered(labels: Int) -> Int:
+    return np.unique(labels, return_inverse=True)[1].reshape(-1)
+
+
+MAX_LINK = 0.4
+"""Stronger links say no more than this one: the groups are one."""
+
+
+def best_step(links: Mapping[int, float], low: int, high: int) -> tuple[int, float]:
+    """Return the number of groups, from `low` to `high`, at which links fall, and by how much.
+
+    Down to the right number, merges join what hangs together; from there on they join what does
+    not. So a step is fitted to the links, by least squares. A step the wrong way is no choice: then
+    the one that is least so is returned.
+    """
+    numbers = np.array(sorted(links))
+    values = np.clip([links[k] for k in numbers.tolist()], 0.0, MAX_LINK)
+    best, found = (True, math.inf), (low, -math.inf)
+    for k in range(low, min(high, int(numbers[-1])) + 1):
+        apart, together = values[numbers < k], values[numbers >= k]
+        if not len(apart) or not len(together):
+            continue
+        height = float(together.mean() - apart.mean())
+        rest = ((apart - apart.mean()) ** 2).sum() + ((together - together.mean()) ** 2).sum()
+        rank = (height <= 0, float(rest) if height > 0 else -height)
+        if rank < best:
+            best, found = rank, (k, height)
+    return found
