@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpfedc.clustering import residual_lloyd
+from dpfedc.clustering import neighbors, residual_lloyd
 from dpfedc.clustering.local_steps import LocalSteps
 from dpfedc.kernels.clipping import clip_weights
 from dpfedc.kernels.site_steps import local_centroid_step
@@ -59,6 +59,31 @@ def test_residuals_that_are_not_clipped(stage, monkeypatch):
     assert is_bounded(case)
     right = residual_lloyd.residual_norms
     monkeypatch.setattr(residual_lloyd, "residual_norms", lambda *a: 0.1 * right(*a))
+    assert farthest(case) > 2
+
+
+def test_a_record_that_is_nearest_to_two_prototypes(monkeypatch):
+    """Of prototypes at one place a record has one nearest; a mark on each would count it twice."""
+    case = plain_case(*stage_of("neighbours"))
+    case = replace(case, state={**case.state, "prototypes": np.zeros((3, 3))})
+    assert is_bounded(case)
+    marks = {"all": lambda labels, k, like: np.ones((len(labels), k))}
+    monkeypatch.setattr(neighbors, "one_hot", marks["all"])
+    assert farthest(case) > 2
+
+
+def test_a_link_that_is_not_in_the_norm(monkeypatch):
+    """What a record adds to a link counts in its norm, or it would not be clipped."""
+    case = plain_case(*stage_of("neighbours"))
+    case = replace(case, state={**case.state, "prototypes": np.zeros((3, 3))})
+    right = neighbors.OuterSum
+    monkeypatch.setattr(neighbors, "SECOND", 2.0)
+    assert is_bounded(case)  # longer than stated, and clipped by its norm
+
+    def forgetful(left, other, norms, **how):
+        return right(left, other, np.ones_like(norms), **how)
+
+    monkeypatch.setattr(neighbors, "OuterSum", forgetful)
     assert farthest(case) > 2
 
 

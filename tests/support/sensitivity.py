@@ -8,6 +8,7 @@ from dpfedc.clustering.bound import Bound
 from dpfedc.clustering.centers import Centers, Lengths
 from dpfedc.clustering.lloyd import LloydSums
 from dpfedc.clustering.mean_and_scale import Mean, Scale
+from dpfedc.clustering.neighbors import Neighbors
 from dpfedc.clustering.residual_lloyd import ResidualSums
 from dpfedc.clustering.stage import SiteBatch, Stage
 from dpfedc.clustering.standardize import standardized_view
@@ -21,6 +22,7 @@ from dpfedc.privacy.sums import OuterSum
 from dpfedc.randomness import Randomness
 
 COINS = Randomness(5)
+SYMMETRIC = (Subspace, Neighbors)
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def change(case, other, absent=()):
     one, two = exact_release(case), exact_release(other, absent)
     assert np.isfinite(one).all()
     assert np.isfinite(two).all()
-    return distance(one, two, symmetric=isinstance(case.stage, Subspace)) / case.bound
+    return distance(one, two, symmetric=isinstance(case.stage, SYMMETRIC)) / case.bound
 
 
 def rounding(case):
@@ -171,7 +173,7 @@ def added_sizes(case, batch):
     """Return s_j: how large the numbers are that a release adds up for each record."""
     stage, state, X = case.stage, case.state, case.X
     with np.errstate(all="ignore"):
-        if isinstance(stage, Bound | Lengths):
+        if isinstance(stage, Bound | Lengths | Neighbors):
             sizes = np.full(case.n_records, 2.0)
         elif isinstance(stage, Mean):
             sizes = centered_lengths(X, state["origin"], state["bound"])

@@ -10,6 +10,7 @@ from dpfedc.clustering.lloyd import LloydSums
 from dpfedc.clustering.local_steps import LocalSteps, largest_batch_ratio
 from dpfedc.clustering.mean_and_scale import Mean, Scale
 from dpfedc.clustering.merged_cells import Cells
+from dpfedc.clustering.neighbors import Neighbors
 from dpfedc.clustering.residual_lloyd import ResidualLloyd, ResidualSums
 from dpfedc.clustering.subspace import Subspace
 from dpfedc.clustering.sums_and_gram import SumsAndGram
@@ -19,7 +20,7 @@ from support.sensitivity import Case
 KINDS = ("plain", "zero", "tiny", "long", "huge", "repeated", "at the centre", "a centre")
 STAGES = (
     "bound", "mean", "scale", "subspace", "one step", "sums and Gram", "lengths", "clusters",
-    "nearest", "Lloyd", "radius", "residuals", "residuals in all features",
+    "nearest", "Lloyd", "radius", "residuals", "residuals in all features", "neighbours",
 )  # fmt: skip
 TINY = {np.float32: 1e-25, np.float64: 1e-180}
 HUGE = {np.float32: 1e25, np.float64: 1e200}
@@ -43,13 +44,13 @@ def federations(draw, largest=6):
 def cases(draw, name):
     """Return a case of the named stage and the number of one of its records."""
     dtype, sizes, kinds = draw(federations())
-    n_features, k = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    n_features, k = draw(st.integers(1, 5)), draw(st.integers(1 + (name == "neighbours"), 4))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     bound = 10.0 ** draw(st.integers(-3, 3))
     farther = 10.0 ** draw(st.integers(0, FARTHER[dtype]))
     state = hostile_state(rng, n_features, k, bound=bound, dtype=dtype, farther=farther)
     residuals = name.startswith("residuals")
-    constant = 0.0 if residuals else draw(st.sampled_from([0.0, 0.5]))
+    constant = 0.0 if residuals or name == "neighbours" else draw(st.sampled_from([0.0, 0.5]))
     clip, rho = draw(st.sampled_from([0.03, 0.1, 1.0])), draw(st.sampled_from([0.0, 0.3, 1.0]))
     stage, t = stage_of(name, k, constant=constant, clip=clip, rho=rho)
     with_subspace = ("one step", "sums and Gram", "lengths", "clusters", "residuals")
@@ -60,6 +61,8 @@ def cases(draw, name):
         centers = state["W"] if name == "residuals" else state["centers"]
         length = np.asarray(10.0 ** draw(st.floats(-3, 0)), dtype=dtype)
         state = {**state, "centers": centers, "residual_bound": length}
+    if name == "neighbours":
+        state["prototypes"] = state["centers"] * 10.0 ** draw(st.integers(-6, 0))
     X = hostile_records(rng, kinds, state, bound=bound, dtype=dtype)
     q = draw(st.sampled_from([1.0, 0.5])) if name in ("one step", "sums and Gram") else 1.0
     return Case(stage, state, X, sizes, t, q), draw(st.integers(0, sum(sizes) - 1))
@@ -79,6 +82,7 @@ def stage_of(name, k=3, *, constant=0.0, clip=0.03, rho=1.0):
         "radius": (Radius(1.0), 1),
         "residuals": (Cells(k, 2), 2),
         "residuals in all features": (ResidualLloyd(k, 2, plain=True), 2),
+        "neighbours": (Neighbors(k, 1, k), 1),
         "lengths": (Lengths(k, penalty=penalty, constant=constant), 1),
         "clusters": (Centers(k, penalty=penalty, constant=constant, bounded=True), 1),
         "nearest": (Centers(k, n_rounds=3, refine=True, constant=constant, bounded=True), 2),
@@ -182,5 +186,6 @@ def plain_case(stage, t=1, *, n=12, n_features=3, dtype=np.float64, basis=False,
     if isinstance(stage, ResidualSums):
         centers = state["centers"] if stage.plain else state["W"]
         state |= {"centers": centers, "residual_bound": np.asarray(0.5, dtype=dtype)}
+    state["prototypes"] = state["centers"]
     X = hostile_records(rng, ["long"] * n, state, bound=1.0, dtype=dtype)
     return Case(stage, state, X, (n // 3, n - n // 3), t, q)

@@ -19,11 +19,11 @@ PER_CHOICE = 1.2
 """For each cluster of the largest number that may be chosen."""
 GRAPH_SHARE = 0.05
 """Of the budget, for the graph of neighbours."""
-MIN_PER_NOISE, MIN_PER_NOISE_OF_CHOICE = 15.0, 5.0
-"""Records of an average prototype, in standard deviations of the noise in its count. A choice of k
-needs prototypes before anything else, so they may be noisier."""
-MAX_NOISE = 0.45
-"""Of the noise ratio with all prototypes."""
+MIN_PER_NOISE, MAX_NOISE = 15.0, 0.2
+"""Records of an average prototype, in standard deviations of the noise in its count; and the noise
+ratio with all prototypes."""
+OF_CHOICE = (5.0, 0.45)
+"""The same for a choice of k, which needs prototypes before anything else."""
 MIN_RECORDS = 50
 """Of an average prototype, however little noise there is."""
 DEFAULT_RANGE = (2, 20)
@@ -62,8 +62,8 @@ def n_prototypes(
         # The noise in a count, of a release that spends the graph's share.
         count_noise = kappa * facts.n_records / (high * math.sqrt(facts.n_features))
         count_noise *= SENSITIVITY / math.sqrt(GRAPH_SHARE)
-        per_noise = MIN_PER_NOISE_OF_CHOICE if chosen else MIN_PER_NOISE
-        most += [int(facts.n_records / (per_noise * count_noise)), int(MAX_NOISE * high / kappa)]
+        per_noise, noise = OF_CHOICE if chosen else (MIN_PER_NOISE, MAX_NOISE)
+        most += [int(facts.n_records / (per_noise * count_noise)), int(noise * high / kappa)]
     least = min(max(low + 1, MIN_PROTOTYPES), high) if chosen else high
     return max(min(most), least)
 

@@ -1,0 +1,114 @@
+"""Prototypes that merge: against a naive loop, and on graphs whose groups are known."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpfedc.kernels.merge_tree import best_step, merge_tree
+
+
+def chains(sizes, *, count=100.0, link=30.0, between=0.0):
+    """Return a graph of groups, each a chain of prototypes, and the group of each prototype."""
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    graph = np.full((len(groups), len(groups)), between)
+    for p in range(len(groups) - 1):
+        if groups[p] == groups[p + 1]:
+            graph[p, p + 1] = graph[p + 1, p] = link
+    np.fill_diagonal(graph, count)
+    return graph, groups
+
+
+def same_partition(one, other):
+    return len({*zip(one.tolist(), other.tolist(), strict=True)}) == len({*one}) == len({*other})
+
+
+def naive(graph, k):
+    """Return the groups of a graph without noise: the same rule, by loops over sets."""
+    groups = [{p} for p in range(len(graph))]
+
+    def score(a, b):
+        between = sum(graph[p, q] for p in a for q in b)
+        sizes = sum(graph[p, p] for p in a) * sum(graph[q, q] for q in b)
+        return between / sizes**0.75
+
+    while len(groups) > k:
+        pairs = [(a, b) for a in range(len(groups)) for b in range(a)]
+        a, b = max(pairs, key=lambda pair: score(groups[pair[0]], groups[pair[1]]))
+        groups[b] |= groups.pop(a)
+    labels = np.empty(len(graph), dtype=int)
+    for number, group in enumerate(groups):
+        labels[list(group)] = number
+    return labels
+
+
+@given(st.integers(0, 10**6), st.integers(2, 9))
+def test_it_merges_as_a_naive_loop_does(seed, n):
+    rng = np.random.default_rng(seed)
+    links = rng.exponential(10.0, (n, n))
+    graph = np.triu(links, 1) + np.triu(links, 1).T + np.diag(rng.uniform(50, 500, n))
+    tree = merge_tree(graph, 0.0, rng.normal(size=(n, 2)))
+    assert tree.most == n
+    for k in range(1, n + 1):
+        assert same_partition(tree.groups[k], naive(graph, k))
+        assert {*tree.groups[k].tolist()} == {*range(k)}
+
+
+@pytest.mark.parametrize("sizes", [(3, 4), (1, 5, 2), (2, 2, 2, 6)])
+def test_chains_come_apart_whatever_their_order(sizes):
+    graph, groups = chains(sizes, between=1.0)
+    order = np.random.default_rng(0).permutation(len(groups))
+    tree = merge_tree(graph[np.ix_(order, order)], 0.0, np.zeros((len(groups), 1)))
+    assert same_partition(tree.groups[len(sizes)], groups[order])
+
+
+def test_links_fall_where_groups_are_apart():
+    graph, _ = chains((4, 4, 4), link=60.0, between=0.5)
+    tree = merge_tree(graph, 0.0, np.zeros((12, 1)))
+    assert min(tree.links[k] for k in range(3, 12)) > 4 * max(tree.links[k] for k in (1, 2))
+    k, height = best_step(tree.links, 2, 10)
+    assert k == 3
+    assert height > 0.1
+    assert set(tree.errors.values()) == {0.0}
+
+
+def test_what_stands_for_no_records_goes_to_the_nearest_that_does():
+    graph, groups = chains((3, 3), link=60.0)
+    places = np.array([[0.0], [1], [2], [10], [11], [12], [9], [30]])
+    noisy = np.zeros((8, 8))
+    noisy[:6, :6] = graph
+    noisy[6, 6] = noisy[7, 7] = 12.0  # less than three standard deviations of the noise
+    noisy[7, 0] = noisy[0, 7] = 5.0
+    tree = merge_tree(noisy, 5.0, places)
+    assert tree.most == 6
+    assert same_partition(tree.groups[2], np.array([*groups, 1, 1]))
+
+
+def test_as_many_as_are_asked_for_stand_for_records_even_in_noise():
+    rng = np.random.default_rng(1)
+    tree = merge_tree(np.diag(rng.uniform(-5, 5, 6)), 100.0, rng.normal(size=(6, 2)), least=4)
+    assert tree.most == 4
+    assert {*tree.groups[4].tolist()} == {0, 1, 2, 3}
+
+
+def test_noise_in_a_link_falls_with_the_entries_that_it_is_the_sum_of():
+    """The stated error is that of the sum of entries over the sizes, to 10 % in 4,000 draws."""
+    graph, _ = chains((2, 2), count=1e6, link=1e5)
+    rng, noise = np.random.default_rng(2), 500.0
+    found = []
+    for _ in range(4000):
+        upper = np.triu(rng.normal(size=(4, 4)), 1) * noise / math.sqrt(2)
+        diagonal = np.diag(rng.normal(size=4)) * noise
+        tree = merge_tree(graph + upper + upper.T + diagonal, noise, np.zeros((4, 1)))
+        found.append(tree.links[1])
+    assert np.std(found) == pytest.approx(tree.errors[1], rel=0.1)
+    assert tree.errors[1] == pytest.approx(2 * noise / math.sqrt(2) / 2e6, rel=0.01)
+
+
+def test_a_step_the_wrong_way_is_no_choice():
+    falling = {k: 0.4 - 0.03 * k for k in range(1, 12)}
+    _, height = best_step(falling, 2, 10)
+    assert height <= 0
+    assert best_step({1: 0.0}, 2, 10) == (2, -math.inf)
