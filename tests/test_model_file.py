@@ -61,6 +61,7 @@ def same(one, other):
             "names": {0: "the young", 2: "ältere"},
         },
         {"sizes": np.ones(3), "within": -0.01},
+        {"longest": 2.0},
     ],
 )
 def test_a_model_survives_the_file(tmp_path, changes):

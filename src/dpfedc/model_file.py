@@ -63,6 +63,8 @@ class ClusterModel:
     centers: Float | None = None
     by_membership: bool = True
     constant: float = 0.0
+    longest: float = 1.0
+    """Records longer than so many scales are clipped to that length before they are assigned."""
     penalty: Penalty = field(default_factory=Penalty)
     steps: int = 50
     nonnegative: bool = False
@@ -94,6 +96,7 @@ class ClusterModel:
         require_integer("steps", self.steps, least=1)
         if self.scale is not None:
             require_number("scale", self.scale, above=0)
+        require_number("longest", self.longest, least=1)
         k, m = len(self.directions), self.center.size
         shapes = {
             "center": (m,),
@@ -194,11 +197,11 @@ class ClusterModel:
             return np.zeros(len(self.directions), dtype=np.bool_)
         m, within = self.center.size, max(self.within or 0.0, 0.0)
         squares = (self.centers**2).sum(axis=1)
-        far = np.sqrt(squares + within) > FAR_OUT
+        far = np.sqrt(squares + within) > FAR_OUT * self.longest
         if self.center_errors is None:
             return np.asarray(far)
         width = math.sqrt(within / m) + 1e-9
-        room = (1 - np.sqrt(squares + within * (1 - 1 / m))) / width
+        room = (self.longest - np.sqrt(squares + within * (1 - 1 / m))) / width
         beyond = np.array([math.erfc(a / math.sqrt(2)) / 2 for a in room.tolist()])
         cut_off = width * (np.exp(-(room**2) / 2) / math.sqrt(2 * math.pi) - room * beyond)
         errors = np.sqrt((self.center_errors**2).mean(axis=1))
@@ -261,7 +264,7 @@ class ClusterModel:
             return membership_matrix(view, W, penalty=self.penalty, steps=self.steps)
         places = self.prototypes if self.by_prototype else self.centers
         centers = xp.asarray(places, **like)
-        view = Standardized.of(X, center=center, scale=scale)
+        view = Standardized.of(X, center=center, scale=scale, longest=self.longest)
         distances = squared_distances(view.products(centers), view.squared_norms, centers)
         if gaps is not None:
             # A record is compared with a centre in the columns that it has.
@@ -288,6 +291,7 @@ class ClusterModel:
             "scale": self.scale,
             "by_membership": self.by_membership,
             "constant": self.constant,
+            "longest": self.longest,
             "penalty": asdict(self.penalty),
             "steps": self.steps,
             "within": self.within,

@@ -203,7 +203,7 @@ def test_a_record_beyond_its_ranges_is_clipped_by_its_true_norm(stage):
 
 
 def test_a_table_needs_no_bound_mean_or_scale():
-    facts = Federation(6, np.array([400, 300]), LAYOUT)
+    facts = Federation(6, np.array([800, 600]), LAYOUT)
     plan = method_named("dp-fedc").plan({"n_clusters": 3}, facts, PrivacyTarget(1.0, 1e-5))
     assert [stage.name for stage in plan.stages] == ["spread", "subspace", "cells", "centres"]
     lloyd = method_named("dp-lloyd").plan({"n_clusters": 3}, facts, PrivacyTarget(1.0, 1e-5))

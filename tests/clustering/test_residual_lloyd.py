@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from dpfedc.clustering.merged_cells import _split
-from dpfedc.clustering.residual_lloyd import MAX_RESIDUAL, ResidualLloyd, residual_bound
+from dpfedc.clustering.residual_lloyd import (
+    MAX_RESIDUAL,
+    ClusterSums,
+    ResidualLloyd,
+    residual_bounds,
+)
 from dpfedc.privacy.sums import summed
 from support.sensitivity import Case, batch_of, dealing_of, movement
 
@@ -16,7 +21,7 @@ def tight_clusters(n, dtype, bound):
     centers *= 0.7 / np.linalg.norm(centers, axis=1, keepdims=True)
     X = centers[rng.integers(0, 3, n)] + bound * rng.normal(size=(n, 5))
     state = {"data_mean": np.zeros(5), "scale": np.ones(()), "centers": centers}
-    state["residual_bound"] = np.asarray(bound)
+    state["residual_bounds"] = np.full(3, bound)
     return X.astype(dtype), {name: np.asarray(v, dtype) for name, v in state.items()}
 
 
@@ -28,19 +33,23 @@ def test_a_record_moves_sums_of_short_residuals_by_no_more_than_stated(dtype):
     assert max(movement(case, j) for j in (0, 7, 20_000)) <= 1 + 1e-3
 
 
-def test_sums_are_those_of_a_loop():
+@pytest.mark.parametrize("longest", [1.0, 2.0])
+def test_sums_are_those_of_a_loop(longest):
     X, state = tight_clusters(200, np.float64, 0.1)
-    case = Case(ResidualLloyd(3, 1, plain=True), state, X, (200,), 1)
+    X[::5] *= 4
+    state["residual_bounds"] = np.array([0.05, 0.1, 0.2])
+    case = Case(ResidualLloyd(3, 1, plain=True, longest=longest), state, X, (200,), 1)
     batch = batch_of(case)
     part = case.stage.local(batch, state, 1, dealing_of(case, batch), None)
     found = summed((part, batch, dealing_of(case, batch)), case.stage.sensitivity(state, 1))
     expected = np.zeros((3, 7))
     for record in X:
-        x = record / max(1.0, np.linalg.norm(record))
+        x = record / max(1.0, np.linalg.norm(record) / longest)
         gaps = ((x - state["centers"]) ** 2).sum(axis=1)
         nearest, length = gaps.argmin(), np.sqrt(gaps.min())
-        residual = (x - state["centers"][nearest]) / max(0.1, length)
-        square = min(length / 0.1, 1.0) ** 2
+        bound = state["residual_bounds"][nearest]
+        residual = (x - state["centers"][nearest]) / max(bound, length)
+        square = min(length / bound, 1.0) ** 2
         expected[nearest] += np.concatenate([residual, [0.5, 0.5 * square]])
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
@@ -56,7 +65,35 @@ def test_halves_of_a_cell_share_its_weight_and_lie_apart():
 
 def test_the_bound_on_residuals_stays_in_the_range_that_sites_accept():
     stage = ResidualLloyd(3, 1, plain=True)
-    entry = stage.starts({}, 4)["residual_bound"]
+    entry = stage.starts({}, 4)["residual_bounds"]
     for square in (-1.0, 0.0, 1e-9, 0.01, 1e9):
-        assert entry.within(np.asarray(residual_bound(square)), {})
-    assert not entry.within(np.asarray(2 * MAX_RESIDUAL), {})
+        for factor in (3.0, 8.0):
+            assert entry.within(residual_bounds(np.full(3, square), factor), {})
+    assert not entry.within(np.array([0.1, 0.1, 2 * MAX_RESIDUAL]), {})
+
+
+def found_in(counts, mean_squares, noise):
+    """Return what a round says of clusters of these sizes and widths, without the noise itself."""
+    counts = np.asarray(counts, dtype=float)
+    squares = counts * np.asarray(mean_squares)
+    return ClusterSums(np.zeros((len(counts), 4)), counts, squares, noise, np.ones(len(counts)))
+
+
+def test_a_wide_cluster_gets_a_wide_bound_if_it_can_be_told_from_noise():
+    widths = [0.001, 0.001, 0.009]
+    for noise in (0.0, 0.01):
+        found = found_in([5000, 5000, 1000], widths, noise)
+        bounds = found.next_bounds(found.mean_squares)
+        assert bounds[0] == pytest.approx(bounds[1])
+        assert bounds[2] / bounds[0] == pytest.approx(3, rel=0.1)
+    # Of one record nothing can be told: it is taken for a cluster like the others.
+    few = found_in([5000, 5000, 1], widths, 100.0).mean_squares
+    alike = found_in([5000, 5000, 1], [0.001, 0.001, 0.001], 100.0).mean_squares
+    np.testing.assert_allclose(few, alike, rtol=0.01)
+
+
+def test_residuals_are_clipped_less_where_noise_is_low():
+    squares = np.full(2, 0.01)
+    low, high = (found_in([500, 500], squares, noise).next_bounds(squares) for noise in (0.1, 50.0))
+    np.testing.assert_allclose(high, 0.3)
+    np.testing.assert_allclose(low, 0.8)

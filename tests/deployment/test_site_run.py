@@ -32,9 +32,8 @@ FACTORISATION = {
 }
 CELLS = {
     "basis": np.eye(3)[:2],
-    "residual_bound": np.array(0.5),
 }
-"""And `centers`, whose shape is that of its stage."""
+"""And `centers` and `residual_bounds`, whose shapes are those of their stage."""
 
 
 @pytest.fixture
@@ -266,9 +265,10 @@ class TestRecords:
         site = node(agreement, "berlin", ledger, X)
         known = {**LLOYD, **FACTORISATION, **CELLS}
         for exchange in agreement.exchanges:
-            arrays = {name: known[name] for name in exchange.broadcast}
-            if "residual_bound" in arrays:
-                arrays["centers"] = np.full(exchange.broadcast["centers"].shape, 0.1)
+            arrays = {name: known.get(name) for name in exchange.broadcast}
+            if "residual_bounds" in arrays:
+                for name, value in (("residual_bounds", 0.5), ("centers", 0.1)):
+                    arrays[name] = np.full(exchange.broadcast[name].shape, value)
             data = request(agreement, exchange.stage.name, arrays=arrays)
             upload = Answer.from_bytes(site.answer(data)).upload
             shape = exchange.form.shape

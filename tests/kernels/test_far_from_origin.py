@@ -95,7 +95,7 @@ def test_nulling_a_record_moves_a_release_by_its_sensitivity_at_any_place(name, 
     numbers = {"bound": 9.0, "scale": 3.0}
     state = {name: np.asarray(value, dtype) for name, value in numbers.items()}
     state |= {"origin": center, "data_mean": center, "W": W}
-    state["residual_bound"] = np.asarray(0.5, dtype)
+    state["residual_bounds"] = np.full(3, 0.5, dtype)
     state["centers"] = center + 3 * W if name == "Lloyd" else W
     stage, t = stage_of(name)
     case = Case(stage, state, X, (500, 1500), t)

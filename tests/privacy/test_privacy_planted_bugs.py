@@ -55,7 +55,7 @@ def test_a_clip_that_is_missing(stage, monkeypatch):
 def test_residuals_that_are_not_clipped(stage, monkeypatch):
     """The stage clips residuals and states their norms: neither may trust the other's word."""
     case = plain_case(*stage_of(stage))
-    case = replace(case, state={**case.state, "residual_bound": np.asarray(0.01)})
+    case = replace(case, state={**case.state, "residual_bounds": np.full(3, 0.01)})
     assert is_bounded(case)
     right = residual_lloyd.residual_norms
     monkeypatch.setattr(residual_lloyd, "residual_norms", lambda *a: 0.1 * right(*a))

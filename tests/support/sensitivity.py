@@ -188,7 +188,7 @@ def added_sizes(case, batch):
             sizes = centered_sizes(case, batch) + 1 + wide(batch.memory["plain_squares"])
         elif isinstance(stage, ResidualSums):
             sizes = centered_sizes(case, batch) + length(state["centers"]).max()
-            sizes = sizes / float(state["residual_bound"]) + 2
+            sizes = sizes / float(state["residual_bounds"].min()) + 2
         elif isinstance(stage, SumsAndGram):
             sizes = centered_sizes(case, batch) + stage.constant + 1
         else:

@@ -17,6 +17,9 @@ MORE_DIRECTIONS = 8
 """Clusters differ along fewer directions than there are of them; these are to spare."""
 DIRECTIONS_SHARE, FIRST_DIRECTIONS_SHARE = 0.05, 0.15
 """For directions of which none is left out, and for the first of many."""
+LONGEST = 2.0
+"""Where centres are moved, records count as far out as so many scales; cells are made of records
+that are clipped to one, which keeps them apart from a few that are far out."""
 CELLS_SHARE, LLOYD_ROUNDS = 0.45, 3
 """Of what is left for clustering; the rest is for the rounds that move the centres."""
 
@@ -46,9 +49,9 @@ def by_cells(choices: SimpleNamespace, facts: Federation, kappa: float, rest: fl
     moving = (1 - CELLS_SHARE) * rest
     n_rounds = LLOYD_ROUNDS if choices.refine_rounds == "auto" else choices.refine_rounds
     if not some or n_rounds == 1:
-        last = ResidualLloyd(k, n_rounds, plain=True, merges=True)
+        last = ResidualLloyd(k, n_rounds, plain=True, merges=True, longest=LONGEST)
         return Way((subspace, cells, last), {**shares, "centres": moving}, refine=True)
-    moves = ResidualLloyd(k, n_rounds - 1, name="refine", merges=True)
-    last = ResidualLloyd(k, 1, plain=True)
+    moves = ResidualLloyd(k, n_rounds - 1, name="refine", merges=True, longest=LONGEST)
+    last = ResidualLloyd(k, 1, plain=True, longest=LONGEST)
     shares |= {"refine": moving * (1 - 1 / n_rounds), "centres": moving / n_rounds}
     return Way((subspace, cells, moves, last), shares, refine=True)

@@ -96,7 +96,7 @@ SETTINGS: Mapping[str, Setting] = {
     "cells": whole("auto", 1, MAX_CELLS, free=(None, "auto")),
 }
 """All that may be set. "auto" and None leave the choice to the plan."""
-MAX_CELL_NOISE = {LOW_DIMENSION: 0.1, 256: 0.022}
+MAX_CELL_NOISE = {LOW_DIMENSION: 0.05, 256: 0.022}
 """Up to so many features cells are used below this noise ratio: beyond, a second moment is a matrix
 of many numbers, and noise hides all but its first directions."""
 SEARCH_ONLY = (

@@ -34,7 +34,7 @@ def factorization_model(
     scale = state.get("scale")
     done = "counts" in state
     if "groups" in state:
-        return _merged_model(given, state, names=names, about=about)
+        return _merged_model(given, plan, state, names=names, about=about)
     W = as_numpy(state["W"] if "W" in state else state["centers"])
     if "W" in state and "basis" in state:  # centres that come from cells are in all features
         W = W @ as_numpy(state["basis"])
@@ -46,6 +46,7 @@ def factorization_model(
         centers=as_numpy(state["best_centers"]) if done else None,
         by_membership=not (plan.refine and done),
         constant=constant,
+        longest=getattr(plan.stages[-1], "longest", 1.0) if done else 1.0,
         penalty=plan.penalty,
         steps=steps,
         nonnegative=bool(given.get("nonnegative", False)),
@@ -56,7 +57,12 @@ def factorization_model(
 
 
 def _merged_model(
-    given: Settings, state: State, *, names: tuple[str, ...] | None, about: Mapping[str, Any]
+    given: Settings,
+    plan: RunPlan,
+    state: State,
+    *,
+    names: tuple[str, ...] | None,
+    about: Mapping[str, Any],
 ) -> ClusterModel:
     """Return the model of clusters that are groups of prototypes."""
     centers, scale = as_numpy(state["best_centers"]), state.get("scale")
@@ -74,6 +80,7 @@ def _merged_model(
         prototypes=as_numpy(state["prototypes"]),
         groups=as_numpy(state["groups"]),
         by_prototype=bool(state["by_prototype"]),
+        longest=getattr(plan.stages[-1], "longest", 1.0),
         choice=choice,
         feature_names=names,
         about=about,

@@ -17,9 +17,9 @@ from array_api_compat import array_namespace, device
 
 from dpfedc.clustering.residual_lloyd import (
     CENTER_MAX,
-    MAX_RESIDUAL,
     ClusterSums,
     ResidualSums,
+    residual_bounds,
 )
 from dpfedc.clustering.stage import Public, State
 from dpfedc.kernels.devices import on_host
@@ -35,6 +35,8 @@ DRAWS_PER_CELL, MIN_DRAWS, MAX_DISTANCES = 20, 400, 2**23
 memory."""
 MAX_CELLS = 2000
 LLOYD_STEPS = 15
+FIRST_RESIDUAL = 1.0
+"""What residuals of the first cells are clipped to, of which nothing is known."""
 SPLIT_REACH = 0.7
 """How far apart the halves of a split cell begin, in its standard deviations."""
 
@@ -64,8 +66,8 @@ class Cells(ResidualSums):
             **state,
             "centers": public.asarray(cells),
             "cell_weights": public.asarray(np.ones(self.n_clusters)),
-            "within": public.asarray(np.asarray(float(variances.sum()))),
-            "residual_bound": public.asarray(np.asarray(MAX_RESIDUAL)),
+            "mean_squares": public.asarray(np.full(len(cells), float(variances.sum()))),
+            "residual_bounds": public.asarray(np.full(len(cells), FIRST_RESIDUAL)),
             "directions": public.asarray(directions / np.maximum(lengths, 1e-300)),
         }
 
@@ -74,6 +76,7 @@ class Cells(ResidualSums):
         found = ClusterSums.of(released, state, plain=self.plain)
         cells, filled = on_host(state["centers"]) + found.steps, found.filled
         weights = np.where(filled, found.counts, 0.0)
+        squares = np.full(len(cells), found.pooled_square)  # cells are alike, and hold few records
         if t < self.n_rounds:
             directions = on_host(state["directions"])[t - 1]
             cells, weights = _split(cells, weights, found.spread, directions)
@@ -81,8 +84,8 @@ class Cells(ResidualSums):
         told = {
             "centers": np.clip(cells, -CENTER_MAX, CENTER_MAX),
             "cell_weights": weights,
-            "within": np.asarray(found.within),
-            "residual_bound": np.asarray(found.next_bound),
+            "mean_squares": squares,
+            "residual_bounds": residual_bounds(squares),
         }
         return {**state, **{name: xp.asarray(v, **like) for name, v in told.items()}}
 
@@ -122,5 +125,7 @@ def merged(state: State, n_clusters: int, randomness: Randomness) -> dict[str, F
     n_starts = min(max(STARTS_TIMES_CLUSTERS // n_clusters, 4), MAX_STARTS)
     rng = randomness.generator("merge")
     centers, cost = weighted_kmeans(cells[used], weights[used], n_clusters, n_starts, rng)
-    within = float(state["within"]) + cost / float(weights[used].sum())
-    return {"centers": centers, "within": np.asarray(within)}
+    within = float(on_host(state["mean_squares"]).mean()) + cost / float(weights[used].sum())
+    squares = np.full(n_clusters, within)
+    told = {"centers": centers, "mean_squares": squares}
+    return {**told, "residual_bounds": residual_bounds(squares)}

@@ -65,6 +65,8 @@ class Neighbors(Stage):
     """Whether records may belong to the nearest prototype, and not to the nearest centre."""
     smooth: bool = False
     """Whether nearest centres are taken all the same where they would group prototypes alike."""
+    longest: float = 1.0
+    """Records longer than so many scales are clipped to that length."""
     name = "neighbours"
     n_rounds = 1
     purpose = "which prototypes have records between them"
@@ -90,7 +92,7 @@ class Neighbors(Stage):
         return {**state, "prototypes": public.asarray(prototypes)}
 
     def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
-        return standardized_memory(batch, _placed(state), 0.0)
+        return standardized_memory(batch, _placed(state), 0.0, self.longest)
 
     def memory_factor(self, X: Array, state: State) -> float:
         return max(self.n_prototypes / USUAL_PROTOTYPES, 1.0)
@@ -99,7 +101,7 @@ class Neighbors(Stage):
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
     ) -> OuterSum:
         xp = array_namespace(batch.X)
-        view = standardized_view(batch, _placed(state), 0.0)
+        view = standardized_view(batch, _placed(state), 0.0, self.longest)
         prototypes = broadcast(state, "prototypes", most=CENTER_MAX * SLACK)
         distances = squared_distances(view.products(prototypes), view.squared_norms, prototypes)
         known = xp.isfinite(view.squared_norms)

@@ -15,8 +15,8 @@ from dpfedc.settings import require_integer
 
 PER_CLUSTER, MIN_PROTOTYPES, MAX_PROTOTYPES = 2, 12, 1000
 """Two for each cluster, but a dozen at least: fewer cannot follow a shape."""
-PER_CHOICE = 1.2
-"""For each cluster of the largest number that may be chosen."""
+MORE_FOR_CHOICE, PART_FOR_CHOICE = 6, 0.2
+"""So many more than the largest number that may be chosen, or this part of it."""
 GRAPH_SHARE = 0.05
 """Of the budget, for the graph of neighbours."""
 MIN_PER_NOISE, MAX_NOISE = 15.0, 0.2
@@ -56,7 +56,9 @@ def n_prototypes(
         return int(max(choices.n_prototypes, high))
     if not (any_shape or chosen):
         return high
-    wanted = PER_CLUSTER * high if not chosen else math.ceil(PER_CHOICE * high)
+    wanted = PER_CLUSTER * high
+    if chosen:
+        wanted = high + max(MORE_FOR_CHOICE, math.ceil(PART_FOR_CHOICE * high))
     most = [max(wanted, MIN_PROTOTYPES), MAX_PROTOTYPES, facts.n_records // MIN_RECORDS]
     if kappa > 0:
         # The noise in a count, of a release that spends the graph's share.
@@ -85,7 +87,8 @@ def merging(
         return way(choices, kappa, rest)
     more = SimpleNamespace(**{**vars(choices), "n_clusters": n})
     found = way(more, kappa * n / high, rest - GRAPH_SHARE)
-    graph = Neighbors(n, low, min(high, n), any_shape, smooth)
+    longest = getattr(found.stages[-1], "longest", 1.0)
+    graph = Neighbors(n, low, min(high, n), any_shape, smooth, longest)
     return replace(
         found,
         stages=(*found.stages, graph),

@@ -1,9 +1,10 @@
 """Lloyd's rounds on residuals: how far records lie from their own centre, and to which side.
 
-A record adds its residual r_j = x~_j - c_l, c_l the nearest centre, clipped to a length C that is
-a few times the typical one. Noise is in proportion to C, and so to how wide clusters are, where
-sums of the records themselves would have noise in proportion to how far apart they lie. A record
-far from every centre is clipped towards its own centre, and not towards the middle of all.
+A record adds its residual r_j = x~_j - c_l, c_l the nearest centre, clipped to a length C_l that is
+a few times the typical one of that cluster. Noise is in proportion to C_l, and so to how wide the
+cluster is, where sums of the records themselves would have noise in proportion to how far apart
+clusters lie. A record far from every centre is clipped towards its own centre, and not towards the
+middle of all.
 
 `ResidualLloyd` starts from the cells of the stage `cells`, which the server merges to clusters, or
 goes on from a `ResidualLloyd` before it.
@@ -52,10 +53,11 @@ from dpfedc.randomness import Randomness
 Float = npt.NDArray[Any]
 
 SENSITIVITY = math.sqrt(1 + 2 * COUNT_WEIGHT**2)
-RESIDUAL_FACTOR = 3.0
-"""Residuals are clipped to so many times their typical length."""
-MIN_RESIDUAL, MAX_RESIDUAL = 1e-3, 1.0
-"""Of what residuals are clipped to, in lengths of the longest record."""
+LEAST_FACTOR, MOST_FACTOR, ROOM = 3.0, 8.0, 0.05
+"""Residuals are clipped to so many times their typical length: more, where the noise that it brings
+moves a centre by less than that part of the typical length."""
+MIN_RESIDUAL, MAX_RESIDUAL = 1e-3, 2.0
+"""Of what residuals are clipped to, in scales of the records."""
 CENTER_MAX = 2.0
 """A site refuses larger centres: distances to them would lose precision."""
 HIDDEN = 2.0
@@ -75,7 +77,7 @@ class ClusterSums:
     squares: Float
     noise_std: float
     """Of sums over the bound and, over the weight of counts, of counts."""
-    bound: float
+    bounds: Float
 
     @classmethod
     def of(cls, released: Released, state: State, *, plain: bool) -> ClusterSums:
@@ -84,11 +86,12 @@ class ClusterSums:
         Along directions that were dropped from a subspace there is nothing but noise.
         """
         value, a = on_host(released.value).astype(np.float64), COUNT_WEIGHT
-        bound, sums = float(state["residual_bound"]), value[:, :-2]
+        bounds, sums = on_host(state["residual_bounds"]).astype(np.float64), value[:, :-2]
         if not plain and "variances" in state:
             sums = np.where(on_host(state["variances"]) > 0, sums, 0.0)
         noise = released.event.noise_std
-        return cls(bound * sums, value[:, -2] / a, bound**2 * value[:, -1] / a, noise, bound)
+        squares = bounds**2 * value[:, -1] / a
+        return cls(bounds[:, None] * sums, value[:, -2] / a, squares, noise, bounds)
 
     @property
     def count_noise(self) -> float:
@@ -119,30 +122,50 @@ class ClusterSums:
         return float(self.spread.sum()) / self._n_records
 
     @property
-    def next_bound(self) -> float:
-        """Return what to clip residuals to from now on.
+    def pooled_square(self) -> float:
+        """Return the mean squared residual of all clusters, with what noise may have hidden.
 
-        Noise may make the mean square look smaller than it is, and a bound that is too small would
-        cost more than one that is too large: what noise may have hidden is added.
+        A bound that is too small would cost more than one that is too large.
         """
-        noise = self.bound**2 * self.count_noise * math.sqrt(self.filled.sum()) / self._n_records
-        return residual_bound(self.within + HIDDEN * noise)
+        noise = self.bounds**2 * self.count_noise
+        hidden = math.sqrt(float((noise[self.filled] ** 2).sum())) / self._n_records
+        return self.within + HIDDEN * hidden
+
+    @property
+    def mean_squares(self) -> Float:
+        """Return the mean squared residual of each cluster, with what noise may have hidden.
+
+        A bound that is too small would cost more than one that is too large. What noise hides of a
+        cluster is taken from all of them together, as if it had so many more records of their kind.
+        """
+        noise = self.bounds**2 * self.count_noise
+        more = noise / max(self.within, MIN_RESIDUAL**2)
+        counts = np.where(self.filled, self.counts, 0.0) + more
+        found = (self.spread + more * self.within) / np.maximum(counts, 1e-9)
+        return found + HIDDEN * noise / np.maximum(counts, 1.0)
+
+    def next_bounds(self, mean_squares: Float) -> Float:
+        """Return what to clip residuals to from now on, by cluster."""
+        noise = self.noise_std * math.sqrt(self.sums.shape[1])
+        factors = ROOM * self.counts / max(noise, 1e-9)
+        return residual_bounds(mean_squares, np.clip(factors, LEAST_FACTOR, MOST_FACTOR))
 
     @property
     def _n_records(self) -> float:
         return max(float(self.counts[self.filled].sum()), 1.0)
 
 
-def residual_bound(mean_square: float) -> float:
-    """Return what to clip residuals to, from their mean square."""
-    return min(max(RESIDUAL_FACTOR * math.sqrt(max(mean_square, 0)), MIN_RESIDUAL), MAX_RESIDUAL)
+def residual_bounds(mean_squares: Float, factors: Float | float = LEAST_FACTOR) -> Float:
+    """Return what to clip residuals to, from their mean squares; noise alone makes it one scale."""
+    least = np.clip(LEAST_FACTOR * np.sqrt(np.maximum(mean_squares, 0)), MIN_RESIDUAL, 1.0)
+    return np.minimum(least * factors / LEAST_FACTOR, MAX_RESIDUAL)
 
 
 @dataclass(frozen=True)
 class ResidualSums(Stage):
     """Release (r_j / C, a, a |r_j|^2 / C^2) summed by the nearest centre, |r_j| clipped to C.
 
-    a is COUNT_WEIGHT. C is broadcast with the centres; what a record adds is no longer than
+    a is COUNT_WEIGHT. C is that centre's, broadcast with it; what a record adds is no longer than
     sqrt(1 + 2 a^2) whatever C is. In the subspace where there is one, unless `plain` is set.
     """
 
@@ -150,17 +173,20 @@ class ResidualSums(Stage):
     n_rounds: int
     plain: bool = False
     """Whether all features count, also where there is a subspace."""
+    longest: float = 1.0
+    """Records longer than so many scales are clipped to that length."""
     name: str = "centres"
 
     @property
     def reads(self) -> tuple[str, ...]:  # type: ignore[override]
         """Return what a site's work depends on."""
         view = tuple(name for name in VIEW if name != "basis") if self.plain else VIEW
-        return (*view, "centers", "residual_bound")
+        return (*view, "centers", "residual_bounds")
 
     def starts(self, known: Known, n_features: int) -> Known:
         centers = Entry((self.n_clusters, self._width(known, n_features)), at_most(CENTER_MAX))
-        return {"centers": centers, "residual_bound": Entry((), _is_residual_bound)}
+        bounds = Entry((self.n_clusters,), _are_residual_bounds)
+        return {"centers": centers, "residual_bounds": bounds}
 
     def upload(self, known: Known, n_features: int) -> Form:
         return Form((self.n_clusters, self._width(known, n_features) + 2))
@@ -170,7 +196,7 @@ class ResidualSums(Stage):
         return SENSITIVITY
 
     def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
-        return standardized_memory(batch, self._seen(state), 0.0)
+        return standardized_memory(batch, self._seen(state), 0.0, self.longest)
 
     def memory_factor(self, X: Array, state: State) -> float:
         return max(self.n_clusters / USUAL_CLUSTERS, 1.0)
@@ -179,16 +205,17 @@ class ResidualSums(Stage):
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
     ) -> OuterSum:
         xp = array_namespace(batch.X)
-        view = standardized_view(batch, self._seen(state), 0.0)
+        view = standardized_view(batch, self._seen(state), 0.0, self.longest)
         centers = broadcast(state, "centers", most=CENTER_MAX * SLACK)
-        bound = float(broadcast(state, "residual_bound", above=0, most=MAX_RESIDUAL * SLACK))
+        bounds = broadcast(state, "residual_bounds", above=0, most=MAX_RESIDUAL * SLACK)
         products = view.products(centers)
         distances = squared_distances(products, view.squared_norms, centers)
-        members = one_hot(xp.argmin(distances, axis=1), self.n_clusters, batch.X)
+        nearest = xp.argmin(distances, axis=1)
+        members = one_hot(nearest, self.n_clusters, batch.X)
         lengths = residual_norms(view.squared_norms, products, members, centers @ centers.T)
         # A record whose numbers overflow is null: weight 0, and nothing that 0 would not cancel.
-        known = xp.isfinite(lengths)
-        factors = xp.where(known, -1 / xp.clip(lengths, min=bound), xp.zeros_like(lengths))
+        known, bound = xp.isfinite(lengths), xp.take(bounds, nearest)
+        factors = xp.where(known, -1 / xp.maximum(lengths, bound), xp.zeros_like(lengths))
         parts = xp.where(known, xp.clip(lengths / bound, max=1.0), xp.zeros_like(lengths))
         a = COUNT_WEIGHT
         norms = xp.sqrt(parts**2 + a**2 + a**2 * parts**4)
@@ -200,7 +227,10 @@ class ResidualSums(Stage):
         """Return the objective: squared distances to the nearest centre, the mean over sites."""
         from dpfedc.kernels.segments import segment_sum
 
-        xp, view = array_namespace(batch.X), standardized_view(batch, self._seen(state), 0.0)
+        xp, view = (
+            array_namespace(batch.X),
+            standardized_view(batch, self._seen(state), 0.0, self.longest),
+        )
         centers = state["centers"]
         distances = squared_distances(view.products(centers), view.squared_norms, centers)
         losses = segment_sum(xp.min(distances, axis=1), batch.offsets)
@@ -216,8 +246,8 @@ class ResidualSums(Stage):
         return int(known["basis"].shape[0])
 
 
-def _is_residual_bound(value: npt.NDArray[Any], _: State) -> bool:
-    return MIN_RESIDUAL / SLACK <= float(value) <= MAX_RESIDUAL * SLACK
+def _are_residual_bounds(values: npt.NDArray[Any], _: State) -> bool:
+    return bool(((values >= MIN_RESIDUAL / SLACK) & (values <= MAX_RESIDUAL * SLACK)).all())
 
 
 @dataclass(frozen=True)
@@ -238,16 +268,17 @@ class ResidualLloyd(ResidualSums):
             from dpfedc.clustering.merged_cells import merged  # no site needs it
 
             state = {**state, **merged(state, self.n_clusters, randomness)}
-        centers, within = on_host(state["centers"]), float(state["within"])
+        centers, squares = on_host(state["centers"]), on_host(state["mean_squares"])
+        factors = on_host(state["residual_bounds"]) / np.sqrt(np.maximum(squares, 1e-12))
         if self.plain and "basis" in state:
             centers = centers @ on_host(state["basis"])
-            within += float(state.get("outside", 0.0))
-        bound = max(residual_bound(within), float(state["residual_bound"]))
+            squares = squares + float(state.get("outside", 0.0))
+        bounds = residual_bounds(squares, np.clip(factors, LEAST_FACTOR, MOST_FACTOR))
         return {
             **state,
             "centers": public.asarray(np.clip(centers, -CENTER_MAX, CENTER_MAX)),
-            "residual_bound": public.asarray(np.asarray(bound)),
-            "within": public.asarray(np.asarray(within)),
+            "residual_bounds": public.asarray(bounds),
+            "mean_squares": public.asarray(squares),
         }
 
     def combine(self, state: State, released: Released, t: int) -> State:
@@ -255,15 +286,15 @@ class ResidualLloyd(ResidualSums):
         found = ClusterSums.of(released, state, plain=self.plain)
         means = np.clip(on_host(state["centers"]) + found.steps, -CENTER_MAX, CENTER_MAX)
         filled, within = found.filled, found.within
-        noise = found.bound * found.noise_std
+        noise, squares = found.bounds[:, None] * found.noise_std, found.mean_squares
         errors = mean_errors(found.steps, found.counts, noise, found.count_noise)
         errors[~filled] = np.inf  # such a centre is no mean
         like = {"dtype": released.value.dtype, "device": device(released.value)}
         told = {
             "centers": means,
             "best_centers": means,
-            "residual_bound": np.asarray(found.next_bound),
-            "within": np.asarray(within),
+            "residual_bounds": found.next_bounds(squares),
+            "mean_squares": squares,
             "best_cost": np.asarray(within * released.n_records),
             "best_records": np.asarray(float(released.n_records)),
             "counts": found.counts,

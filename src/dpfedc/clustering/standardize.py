@@ -17,22 +17,24 @@ VIEW = ("data_mean", "scale", "basis")
 """What the standardised view of the records depends on."""
 
 
-def fingerprint(state: State, constant: float) -> int:
+def fingerprint(state: State, constant: float, longest: float) -> int:
     """Return a number that stands for what standardising depends on."""
     names = [name for name in VIEW if name in state]
     content = b"".join(name.encode() + on_host_once(state[name]).tobytes() for name in names)
-    content += float(constant).hex().encode()
+    content += float(constant).hex().encode() + float(longest).hex().encode()
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
-def standardized_memory(batch: SiteBatch, state: State, constant: float) -> dict[str, Array]:
+def standardized_memory(
+    batch: SiteBatch, state: State, constant: float, longest: float = 1.0
+) -> dict[str, Array]:
     """Return the per-record numbers of the standardised view, so that no round computes them.
 
     What an earlier stage left, made from the same numbers, is used again.
     """
     xp, on = array_namespace(batch.X), device(batch.X)
-    number, memory = fingerprint(state, constant), batch.memory
+    number, memory = fingerprint(state, constant, longest), batch.memory
     if "made_for" in memory and bool(xp.all(memory["made_for"] == number)):
         return {name: memory[name] for name in ("factors", "squared_norms", "made_for")}
     view = Standardized.of(
@@ -41,12 +43,15 @@ def standardized_memory(batch: SiteBatch, state: State, constant: float) -> dict
         scale=broadcast(state, "scale", above=0) if "scale" in state else None,
         constant=constant,
         basis=broadcast(state, "basis") if "basis" in state else None,
+        longest=longest,
     )
     made_for = xp.full(batch.n_records, number, dtype=xp.int64, device=on)
     return {"factors": view.factors, "squared_norms": view.squared_norms, "made_for": made_for}
 
 
-def standardized_view(batch: SiteBatch, state: State, constant: float) -> Standardized:
+def standardized_view(
+    batch: SiteBatch, state: State, constant: float, longest: float = 1.0
+) -> Standardized:
     """Return the batch's records as the stage sees them, from what the sites remember.
 
     A server that moved the mean in mid-stage would make the remembered norms wrong, and clipping
@@ -54,7 +59,7 @@ def standardized_view(batch: SiteBatch, state: State, constant: float) -> Standa
     """
     memory = batch.memory
     xp = array_namespace(memory["made_for"])
-    if not bool(xp.all(memory["made_for"] == fingerprint(state, constant))):
+    if not bool(xp.all(memory["made_for"] == fingerprint(state, constant, longest))):
         raise InvalidInput("mean, scale and basis must be those that the stage began with")
     return Standardized(
         batch.X,

@@ -26,7 +26,8 @@ MAX_SIZE = 1e150
 MAX_STEPS = 1000
 """On the memberships of a record that is assigned to its cluster."""
 PLAIN = (
-    "scale", "by_membership", "constant", "steps", "within", "nonnegative", "by_prototype",
+    "scale", "by_membership", "constant", "longest", "steps", "within", "nonnegative",
+    "by_prototype",
 )  # fmt: skip
 
 
@@ -85,6 +86,7 @@ def _received(
         scale=None if scale is None else require_number("scale", scale, above=0, most=MAX_SIZE),
         by_membership=require_bool("by_membership", head["by_membership"]),
         constant=constant,
+        longest=require_number("longest", head["longest"], least=1, most=MAX_SIZE),
         penalty=Penalty(**head["penalty"]),
         steps=require_integer("steps", head["steps"], least=1, most=MAX_STEPS),
         nonnegative=require_bool("nonnegative", head["nonnegative"]),

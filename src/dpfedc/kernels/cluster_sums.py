@@ -26,7 +26,7 @@ def one_hot(labels: Array, n_clusters: int, like: Array) -> Array:
     return xp.astype(labels[:, None] == columns, like.dtype)
 
 
-def mean_errors(means: Float, counts: Float, noise: float, count_noise: float) -> Float:
+def mean_errors(means: Float, counts: Float, noise: float | Float, count_noise: float) -> Float:
     """Return the standard deviations of sums / counts, from the noise in sums and in counts.
 
     To first order: noise in a count stretches the mean. A mean of no records is not known at all.

@@ -9,8 +9,9 @@ a constant feature.
 
     x~_j = ( (x_j - center) / max(scale, |x_j - center|),  constant )
 
-A scale of None leaves the records as long as they are. With a basis (d x m, orthonormal rows) the
-record is basis x~ instead, without a constant, and centres have d features.
+With a `longest` above 1 they are clipped to that norm instead. A scale of None leaves the records
+as long as they are. With a basis (d x m, orthonormal rows) the record is basis x~ instead, without
+a constant, and centres have d features.
 
 The standardised records are never formed. The method needs three things of them only (products
 with centres, weighted sums, norms), and each follows from one product with the raw records. So a
@@ -154,7 +155,7 @@ def centered_norms(X: Array, center: Array) -> Array:
 
 @dataclass(frozen=True)
 class Standardized:
-    """A view of records X as x~ above; `factors` holds 1 / max(scale, |x_j - center|).
+    """A view of records X as x~ above; `factors` holds 1 / max(scale, |x_j - center| / longest).
 
     `far` says that the centre is subtracted before products (`is_far`).
     """
@@ -176,13 +177,14 @@ class Standardized:
         scale: Array | None,
         constant: float = 0.0,
         basis: Array | None = None,
+        longest: float = 1.0,
     ) -> Standardized:
         """Return the view; costs one pass over X, and a product with the basis if there is one."""
         xp = array_namespace(X, center)
         norms = centered_norms(X, center)
         factors = xp.ones_like(norms)
         if scale is not None:
-            factors = 1 / xp.where(norms > scale, norms, factors * scale)
+            factors = 1 / xp.where(norms > longest * scale, norms / longest, factors * scale)
             # A scale of zero must not turn a record at the centre into infinity times zero.
             factors = xp.where(xp.isfinite(factors), factors, xp.zeros_like(factors))
         squares, far = (norms * factors) ** 2, is_far(center, scale)
