@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-torch e2e lint bench bench-exact bench-scaling bench-scale bench-reading bench-secure bench-secure-round secure-headline accuracy frontier tables verdict error-bars pictures clean
+.PHONY: demo test test-torch e2e lint bench bench-exact bench-scaling bench-scale bench-reading bench-secure bench-secure-round secure-headline accuracy frontier any-shape tables verdict error-bars pictures clean
 
 .venv/demo: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -49,6 +49,10 @@ accuracy: .venv/dev
 OLD ?=
 frontier: .venv/study
 	$(BIN)/python benchmarks/frontier.py --half both $(if $(OLD),--old $(OLD))
+
+# Clusters of any shape and a choice of their number, beside round ones and a given number.
+any-shape: .venv/study
+	$(BIN)/python benchmarks/any_shape.py
 
 tables: .venv/dev
 	$(BIN)/python benchmarks/tables.py

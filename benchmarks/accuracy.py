@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.cluster import KMeans
-from sklearn.datasets import make_blobs
+from sklearn.datasets import load_digits, make_blobs
 
 from dpfedc import DPFedC
 from dpfedc.errors import BudgetWarning, DataUnavailable, UtilityWarning
@@ -63,6 +63,11 @@ def real_cases() -> Iterator[tuple[str, int, Draw]]:
         data = tcga_mirna()
         return data.X, data.y, shuffled(data.y, seed)
 
+    def digits(seed: int) -> tuple[Any, Any, Any]:
+        X, y = load_digits(return_X_y=True)
+        return X, y, shuffled(y, seed)
+
+    yield "digits 1,797 x 64, iid", 10, digits
     yield "MNIST 10,000 x 784, iid", 10, images
     yield "MNIST, two digits per site", 10, paired_images
     yield "TCGA miRNA 7,373 x 1,046, iid", 20, genes
