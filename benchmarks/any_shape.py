@@ -186,10 +186,9 @@ def others(seeds: range) -> Table:
                 fit(X, k, seed, **settings, epsilon=None).labels_,
                 fit(X, k, seed, **settings).labels_,
             ]
-        cells = [
-            f"{adjusted_rand_score(y, found):.3f} / {clustering_accuracy(y, found - found.min()):.3f}"
-            for found in labels
-        ]
+        aris = [adjusted_rand_score(y, found) for found in labels]
+        shares = [clustering_accuracy(y, found - found.min()) for found in labels]
+        cells = [f"{ari:.3f} / {share:.3f}" for ari, share in zip(aris, shares, strict=True)]
         lines.append(f"| {name} | {' | '.join(cells)} |")
         print(lines[-1], flush=True)
     return lines
