@@ -98,8 +98,8 @@ def judged(seeds: range) -> Table:
     good = sum(gap >= -TIE for gap in differences)
     lines += [
         "",
-        f"Any shape is within {TIE} of round, or better, on {good} of {len(differences)} sets; mean "
-        f"gain {shown(differences)}.",
+        f"Any shape is within {TIE} of round, or better, on {good} of {len(differences)} sets; "
+        f"mean gain {shown(differences)}.",
     ]
     return lines
 
