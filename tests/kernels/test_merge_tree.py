@@ -65,7 +65,7 @@ def test_chains_come_apart_whatever_their_order(sizes):
 
 
 def test_links_fall_where_groups_are_apart():
-    graph, _ = chains((4, 4, 4), link=60.0, between=0.5)
+    graph, _ = chains((4, 4, 4), link=120.0, between=0.5)
     tree = merge_tree(graph, 0.0, np.zeros((12, 1)))
     assert min(tree.links[k] for k in range(3, 12)) > 4 * max(tree.links[k] for k in (1, 2))
     k, height = best_step(tree.links, 2, 10)

@@ -19,7 +19,7 @@ MORE_FOR_CHOICE, PART_FOR_CHOICE = 6, 0.2
 """So many more than the largest number that may be chosen, or this part of it."""
 GRAPH_SHARE = 0.05
 """Of the budget, for the graph of neighbours."""
-MIN_PER_NOISE, MAX_NOISE = 15.0, 0.2
+MIN_PER_NOISE, MAX_NOISE = 25.0, 0.2
 """Records of an average prototype, in standard deviations of the noise in its count; and the noise
 ratio with all prototypes."""
 OF_CHOICE = (5.0, 0.45)

@@ -100,7 +100,7 @@ def _numbered(labels: Int) -> Int:
     return np.unique(labels, return_inverse=True)[1].reshape(-1)
 
 
-MAX_LINK = 0.4
+MAX_LINK = 0.6
 """Stronger links say no more than this one: the groups are one."""
 
 
