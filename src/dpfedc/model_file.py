@@ -81,6 +81,8 @@ class ClusterModel:
     """Those of `centers`; infinite for a centre that is no mean of records."""
     within: float | None = None
     """The mean squared distance of records to their centre, as released, in standardised units."""
+    stability: float | None = None
+    """How much the clusters would agree if the server had started elsewhere, from 0 to 1."""
     names: Mapping[int, str] = field(default_factory=dict)
     """What people call the clusters."""
     prototypes: Float | None = None
@@ -97,6 +99,8 @@ class ClusterModel:
         if self.scale is not None:
             require_number("scale", self.scale, above=0)
         require_number("longest", self.longest, least=1)
+        if self.stability is not None:
+            require_number("stability", self.stability, least=0, most=1)
         k, m = len(self.directions), self.center.size
         shapes = {
             "center": (m,),
@@ -140,9 +144,8 @@ class ClusterModel:
         if places is not None:
             centers = np.asarray(self.center + (self.scale or 1.0) * places)
             centers = np.maximum(centers, 0) if self.nonnegative else centers
-        if self.schema is None:
-            return centers
-        return decoded(np.asarray(unseen(centers, self.view)), self.schema)
+        centers = np.asarray(unseen(centers, self.view))
+        return centers if self.schema is None else decoded(centers, self.schema)
 
     def center_interval(self) -> tuple[Float, Float] | None:
         """Return between which values the centres lie, in data units, with a certainty of 95 %.
@@ -157,11 +160,10 @@ class ClusterModel:
         low, middle, high = (np.asarray(self.center + (self.scale or 1.0) * at) for at in places)
         if self.nonnegative:
             low, high = np.maximum(low, 0), np.maximum(high, 0)
-        if self.schema is None:
-            return low, high
         low, middle, high = (np.asarray(unseen(v, self.view)) for v in (low, middle, high))
-        moved = balanced(middle, self.schema) - middle
-        low, high = (decoded(end + moved, self.schema, whole=False) for end in (low, high))
+        if self.schema is not None:
+            moved = balanced(middle, self.schema) - middle
+            low, high = (decoded(end + moved, self.schema, whole=False) for end in (low, high))
         left_out = self.view.get(SPREAD[1], np.ones(low.shape[1])) == 0
         low[:, left_out] = high[:, left_out] = np.nan
         return low, high
@@ -184,6 +186,7 @@ class ClusterModel:
             view=self.view,
             about=self.about,
             far_out=self.far_out,
+            stability=self.stability,
         )
 
     @property
@@ -295,6 +298,7 @@ class ClusterModel:
             "penalty": asdict(self.penalty),
             "steps": self.steps,
             "within": self.within,
+            "stability": self.stability,
             "nonnegative": self.nonnegative,
             "feature_names": self.feature_names,
             "about": dict(self.about),

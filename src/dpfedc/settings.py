@@ -146,9 +146,9 @@ def number(default: Any, *, free: tuple[str | None, ...] = (), **limits: Any) ->
     return Setting(default, require_number, limits, free, deployed=deployed)
 
 
-def flag(default: bool) -> Setting:
-    """Return a setting that is on or off."""
-    return Setting(default, require_bool)
+def flag(default: bool, *, free: tuple[str, ...] = ()) -> Setting:
+    """Return a setting that is on or off, or has one of a few names."""
+    return Setting(default, require_bool, free=free)
 
 
 def one_of(default: str, *choices: str) -> Setting:

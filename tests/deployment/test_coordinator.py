@@ -29,6 +29,7 @@ from support.deployment import SIZES, MemoryTransport, agreed, by_site, in_one_p
         ("dp-lloyd", {}),
         ("federated-k-means", {"norm_bound": 12.0, "init": (9 * np.eye(3)).tolist()}),
         ("dp-fedc", {}),
+        ("dp-fedc", {"scale": "columns"}),
         ("dp-fedc", {"n_rounds": 7, "sites_per_round": 2, "refine_rounds": 0}),
         ("dp-fedc", {"subspace": 2, "refine_rounds": 0, "update": "sums-and-gram"}),
         ("dp-fedc", {"feature_ranges": [[-5, 14]] * 3, "refine_rounds": 1}),

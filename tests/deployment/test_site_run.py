@@ -336,6 +336,7 @@ def test_work_that_fails_says_nothing_and_stays_charged(ledger, monkeypatch):
         ("dp-fedc", {"subspace": 2, "refine_rounds": 0}),
         ("dp-fedc", {"update": "sums-and-gram", "constant_feature": 0.5}),
         ("dp-fedc", {"center": False, "scale": False, "norm_bound": 12.0}),
+        ("dp-fedc", {"scale": "columns"}),
     ],
 )
 def test_the_declared_forms_are_those_of_the_contributions(method, settings):

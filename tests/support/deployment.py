@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dpfedc.clustering.method import with_table
 from dpfedc.clustering.registry import method_named
 from dpfedc.deployment.agreement import Agreement, Site
 from dpfedc.deployment.coordinator import Coordinator
@@ -87,9 +88,10 @@ def in_one_process(agreement: Agreement, parts: Iterable[np.ndarray]) -> Cluster
         randomness=randomness,
         state=agreement.declared,
     )
-    return method_named(agreement.method).model(
+    model = method_named(agreement.method).model(
         agreement.settings, agreement.plan, last.state, feature_names=None, about={}
     )
+    return with_table(model, last.state, None)
 
 
 def new_ledger(folder: Path, site: str, cap: Any = None) -> None:

@@ -148,6 +148,15 @@ def fit(
             rich_help_panel=PRIVACY,
         ),
     ] = None,
+    scale_columns: Annotated[
+        bool,
+        flag_option(
+            "--scale-columns",
+            "Bring all columns to like spread, which is found out with 25 % of the budget: for "
+            "columns in different units, where no schema says their ranges.",
+            rich_help_panel=PRIVACY,
+        ),
+    ] = False,
     sites_per_person: SitesPerPerson = None,
     min_survivors: MinSurvivors = None,
     colluding_sites: ColludingSites = None,
@@ -247,6 +256,7 @@ def fit(
         **privacy,
         ledger=ledger,
         norm_bound="auto" if norm_bound is None else norm_bound,
+        scale="columns" if scale_columns else True,
         variant=str(variant),
         n_rounds="auto" if rounds is None else rounds,
         sites_per_round=sites_per_round,

@@ -82,6 +82,10 @@ def plan(
             "budget is spent on finding it out.",
         ),
     ] = False,
+    scale_columns: Annotated[
+        bool,
+        flag_option("--scale-columns", "All columns will be brought to like spread, as by `fit`."),
+    ] = False,
     save_plan: Annotated[
         Path | None,
         typer.Option(
@@ -125,6 +129,7 @@ def plan(
         "n_rounds": "auto" if rounds is None else rounds,
         "sites_per_round": sites_per_round,
         "norm_bound": 1.0 if bound_declared else "auto",
+        "scale": "columns" if scale_columns else True,
     }
     if save_plan is not None:
         from dpfedc.report.output_files import require_plan_path

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,8 @@ HALF_BINS = (HIGH - LOW) * BINS_PER_OCTAVE
 N_BINS = 2 * HALF_BINS + 1
 """Sizes from 2^-10 to 2^30 are told apart, an eighth of an octave at a time, by sign; what is
 smaller counts as zero, what is larger falls into the end bins."""
+WIDTHS = (1, 2, 4, 8, 16, 32)
+"""How many neighbouring bins are looked at together."""
 SCALE_FACTOR = 1.3
 """Records longer than this times the typical length are clipped: as in the stage `scale`."""
 MIN_SPREAD, MIN_SHARE_VARIANCE = 0.01, 0.02
@@ -54,12 +56,14 @@ TO_DECLARE = (
 class ColumnRanges(Stage):
     """Release a histogram of each column whose range is not declared.
 
-    The range becomes that of the bins which hold more than `min_count` records, and values outside
-    are clipped to it. A record is in one bin of each column: sensitivity sqrt(columns).
+    The range becomes that of the bins which hold more than `min_count` records, or of neighbours
+    that do together, and is made wider while the next few bins hold enough. Values outside are
+    clipped to it. A record is in one bin of each column: sensitivity sqrt(columns).
     """
 
     layout: Layout
     min_count: float = 0.0
+    """Of one bin; of several together it is as much more as their noise."""
     name = "ranges"
     n_rounds = 1
     purpose = "in which range most values of a column lie, as histograms"
@@ -86,7 +90,8 @@ class ColumnRanges(Stage):
     def told(self, noise: float, n_records: int) -> Self:
         """Return the stage with a count that noise alone does not reach: see `Bound`."""
         n_columns = len(self.columns)
-        threshold = beyond_noise(noise * math.sqrt(n_columns), N_BINS * n_columns)
+        n_looks = len(WIDTHS) * N_BINS * n_columns
+        threshold = beyond_noise(noise * math.sqrt(n_columns), n_looks)
         return replace(self, min_count=max(threshold, 0.001 * n_records))
 
     def hopeless(self, n_records: int) -> str:
@@ -116,20 +121,42 @@ class ColumnRanges(Stage):
     def combine(self, state: State, released: Released, t: int) -> State:
         counts, m = on_host(released.value), n_features(self.layout)
         middle, half = np.zeros(m), np.ones(m)
-        lost = [
-            c for c, few in zip(self.columns, counts, strict=True) if few.max() <= self.min_count
-        ]
+        found = {c: self._range(few) for c, few in zip(self.columns, counts, strict=True)}
+        lost = [c for c, bins in found.items() if bins is None]
         if lost:
             raise NotFound(
                 f"a range was not found: no bin of a histogram holds more than "
                 f"{self.min_count:,.0f} records, so none stands out from the noise. {TO_DECLARE}",
                 lost,
             )
-        for column, histogram in zip(self.columns, counts, strict=True):
-            above = np.flatnonzero(histogram > self.min_count)
-            low, high = _edges(int(above[0]))[0], _edges(int(above[-1]))[1]
+        for column, bins in found.items():
+            assert bins is not None
+            low, high = _edges(bins[0])[0], _edges(bins[1])[1]
             middle[column], half[column] = (low + high) / 2, (high - low) / 2
         return {**state, **_like(released.value, dict(zip(RANGE, (middle, half), strict=True)))}
+
+    def _range(self, counts: npt.NDArray[Any]) -> tuple[int, int] | None:
+        """Return the first and the last bin of a column's range; None if noise hides it."""
+        for width in WIDTHS:
+            together = np.convolve(counts, np.ones(width), mode="valid")
+            above = np.flatnonzero(together > self.min_count * math.sqrt(width))
+            if len(above):
+                first, last = int(above[0]), int(above[-1]) + width - 1
+                return first - self._more(counts[:first][::-1]), last + self._more(
+                    counts[last + 1 :]
+                )
+        return None
+
+    def _more(self, counts: npt.NDArray[Any]) -> int:
+        """Return how many of the next bins belong to a range: as long as a few hold enough."""
+        more, found = 0, True
+        while found:
+            found = False
+            for width in WIDTHS:
+                if counts[more : more + width].sum() > self.min_count * math.sqrt(width):
+                    more, found = min(more + width, len(counts)), True
+                    break
+        return more
 
 
 def _bins(x: Array) -> Array:

@@ -25,6 +25,7 @@ from dpfedc.clustering.column_spread import declared_columns
 from dpfedc.clustering.factorization_planner import LOW_DIMENSION, by_factorization
 from dpfedc.clustering.merged_cells import MAX_CELLS
 from dpfedc.clustering.method import (
+    BY_SCHEMA,
     Float,
     Method,
     Plan,
@@ -34,7 +35,7 @@ from dpfedc.clustering.method import (
     checked_start,
     declares_bound,
 )
-from dpfedc.clustering.placing import placing
+from dpfedc.clustering.placing import COLUMNS, placing
 from dpfedc.clustering.prototypes_planner import MAX_PROTOTYPES, checked_range, merging
 from dpfedc.clustering.run_plan import (
     MAX_CLUSTERS,
@@ -75,7 +76,7 @@ SETTINGS: Mapping[str, Setting] = {
     "sites_per_round": whole(None, 1, free=(None,), most="n_sites"),
     "init": anything(None),
     "center": flag(True),
-    "scale": flag(True),
+    "scale": flag(True, free=(COLUMNS,)),
     "norm_bound": number("auto", free=AUTO, above=0),
     "feature_ranges": anything(None),
     "constant_feature": number(0.0, least=0, most=MAX_FACTOR),
@@ -151,6 +152,11 @@ class DPFedCMethod(Method):
                 raise InvalidInput(
                     f"{asked} must be left at its default with cells, got another value"
                 )
+        if choices.scale == COLUMNS:
+            if not self.proved:
+                raise InvalidInput(f"scale must be True or False for {self.name}, got {COLUMNS!r}")
+            others = [name for name in BY_SCHEMA if name != "scale"]
+            self.require_left_out(given, others, f"scale={COLUMNS!r}, which finds columns' ranges")
         if choices.feature_ranges is not None:
             checked_ranges(choices.feature_ranges, facts.n_features)
         if choices.init is not None:

@@ -124,8 +124,8 @@ def merged(state: State, n_clusters: int, randomness: Randomness) -> dict[str, F
         used, weights = np.ones(len(cells), dtype=bool), np.maximum(weights, 1.0)
     n_starts = min(max(STARTS_TIMES_CLUSTERS // n_clusters, 4), MAX_STARTS)
     rng = randomness.generator("merge")
-    centers, cost = weighted_kmeans(cells[used], weights[used], n_clusters, n_starts, rng)
+    centers, cost, stable = weighted_kmeans(cells[used], weights[used], n_clusters, n_starts, rng)
     within = float(on_host(state["mean_squares"]).mean()) + cost / float(weights[used].sum())
     squares = np.full(n_clusters, within)
-    told = {"centers": centers, "mean_squares": squares}
+    told = {"centers": centers, "mean_squares": squares, "stability": np.asarray(stable)}
     return {**told, "residual_bounds": residual_bounds(squares)}

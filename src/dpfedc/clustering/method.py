@@ -6,7 +6,7 @@ Estimators, the command line, the coordinator and deployed sites all plan throug
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -73,13 +73,15 @@ class Method(ABC):
         """Say which settings a schema takes the place of."""
         if not self.reads_tables:
             raise InvalidInput(f"schema must be None for {self.name}, which takes numbers alone")
-        for name in BY_SCHEMA:
+        self.require_left_out(given, BY_SCHEMA, "a schema, which describes columns")
+
+    def require_left_out(self, given: Settings, names: Iterable[str], beside: str) -> None:
+        """Say which of some settings cannot stand beside another."""
+        for name in names:
             default = self.settings[name].default if name in self.settings else None
             value = given.get(name, default)
             if not (value is default or (np.isscalar(value) and value == default)):
-                raise InvalidInput(
-                    f"{name} must be left out with a schema, which describes columns"
-                )
+                raise InvalidInput(f"{name} must be left out with {beside}")
 
     def cluster_range(self, given: Settings, facts: Federation) -> tuple[int, int]:
         """Return how many clusters there may be in the end, at least and at most."""
@@ -180,6 +182,8 @@ def measured(state: State) -> dict[str, Any]:
     found: dict[str, Any] = {name: as_numpy(state[name]) for name in names if name in state}
     if "best_cost" in state and "sizes" in state:
         found["within"] = float(state["best_cost"]) / float(state["best_records"])
+    if "stability" in state:
+        found["stability"] = min(max(float(state["stability"]), 0.0), 1.0)
     return found
 
 
@@ -195,10 +199,10 @@ def _out_of_range(given: Settings, model: ClusterModel) -> Float:
 
 
 def with_table(model: ClusterModel, state: State, schema: Schema | None) -> ClusterModel:
-    """Return the model with the schema of the table it was made from, if there was one."""
-    if schema is None:
-        return model
+    """Return the model with what its columns are seen through, and their schema, if there are."""
     view = {name: as_numpy(state[name]) for name in VIEW if name in state}
+    if schema is None:
+        return replace(model, view=view)
     return replace(model, schema=schema, view=view, feature_names=schema.features)
 
 

@@ -10,9 +10,14 @@ from dpfedc.clustering.column_spread import column_stages
 from dpfedc.clustering.mean_and_scale import Mean, Scale
 from dpfedc.clustering.run_plan import Federation
 from dpfedc.clustering.stage import Stage
+from dpfedc.tables.layout import NUMBER, Group
 
+COLUMNS = "columns"
+"""The setting `scale` by which every column gets a range and a spread of its own, as in a table."""
 SHARES = {"scale": 0.01, "ranges": 0.05, "spread": 0.1}
 """Of the budget, counted in mu^2; the stages of the clustering itself share the rest."""
+ALL_RANGES_SHARE = 0.15
+"""Where no range at all is known: with less, half of some columns was cut off."""
 LINE_SCALE_FACTOR = 2.0
 """On a line the outer clusters are twice as far out as the mean distance, and must not be clipped
 together."""
@@ -35,9 +40,13 @@ def placing(
     choices: SimpleNamespace, facts: Federation, has_bound: bool, kappa: float
 ) -> tuple[list[Stage], dict[str, float]]:
     """Return the stages after which records have a mean and a scale, and their shares."""
-    if facts.layout is not None:
-        columns = column_stages(facts.layout)
-        return columns, {stage.name: SHARES[stage.name] for stage in columns}
+    layout, of_columns = facts.layout, SHARES
+    if layout is None and choices.scale == COLUMNS:
+        layout = tuple(Group(NUMBER, i, 1, 1.0, auto=True) for i in range(facts.n_features))
+        of_columns = {**SHARES, "ranges": ALL_RANGES_SHARE}
+    if layout is not None:
+        columns = column_stages(layout)
+        return columns, {stage.name: of_columns[stage.name] for stage in columns}
     # What a histogram costs in which a bin with some of the records stands out from the noise.
     one = kappa / (choices.n_clusters * math.sqrt(facts.n_features))
     needed = (STANDS_OUT_BY * one / STANDS_OUT) ** 2

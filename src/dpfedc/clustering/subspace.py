@@ -117,6 +117,6 @@ class Subspace(Stage):
         return (
             f"column {largest} takes {parts[largest]:.0%} of the length of the records, so it "
             "decides alone which records are alike. If that is a matter of units, scale the "
-            "columns by what is known of them, or describe them in a schema, whose columns are "
-            "brought to like spread",
+            "columns by what is known of them, describe them in a schema, or ask for "
+            "scale='columns' (--scale-columns): both bring columns to like spread",
         )

@@ -26,8 +26,8 @@ MAX_SIZE = 1e150
 MAX_STEPS = 1000
 """On the memberships of a record that is assigned to its cluster."""
 PLAIN = (
-    "scale", "by_membership", "constant", "longest", "steps", "within", "nonnegative",
-    "by_prototype",
+    "scale", "by_membership", "constant", "longest", "steps", "within", "stability",
+    "nonnegative", "by_prototype",
 )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def _received(
         raise InvalidInput("constant must be what was agreed, got another one")
     _check_arrays(arrays, agreement, constant)
     view = {name: arrays.pop(name) for name in VIEW if name in arrays}
-    scale, within = head["scale"], head["within"]
+    scale, within, stability = head["scale"], head["within"], head["stability"]
     return ClusterModel(
         **arrays,
         scale=None if scale is None else require_number("scale", scale, above=0, most=MAX_SIZE),
@@ -95,6 +95,7 @@ def _received(
         schema=agreement.schema,
         view=view,
         within=None if within is None else require_number("within", within, least=-MAX_SIZE),
+        stability=None if stability is None else require_number("stability", stability),
         names={int(c): name for c, name in head["names"].items()},
         by_prototype=require_bool("by_prototype", head["by_prototype"]),
         choice=None if head["choice"] is None else ChoiceOfK.from_plain(head["choice"]),

@@ -105,9 +105,14 @@ class DPFedC(FederatedClusterer):
         Makes a simulated run reproducible.
     diagnostics : bool, default=False
         Track exact measures of progress in `history_` (simulation only; nothing is released).
-    center, scale : bool, default=True
-        Subtract the records' mean, and divide by their typical distance from it. With scale=False
-        records are taken to have norm at most 1, and longer ones are clipped.
+    center : bool, default=True
+        Subtract the records' mean.
+    scale : bool or "columns", default=True
+        Divide by the records' typical distance from their mean. With False they are taken to have
+        norm at most 1, and longer ones are clipped. "columns" finds range and spread of every
+        column first, with 25 % of the budget, and brings all columns to like spread: for columns in
+        different units whose ranges nobody can declare. What lies far from zero and spreads little
+        (years, say) is better shifted, or declared in a schema.
     norm_bound : float or "auto", default="auto"
         No record is longer than this, or is clipped to it. "auto" finds a bound by noisy histograms
         of the records' norms, measured from the origin and then from their mean, in up to three
@@ -228,7 +233,7 @@ class DPFedC(FederatedClusterer):
         random_state: Any = None,
         diagnostics: bool = False,
         center: bool = True,
-        scale: bool = True,
+        scale: bool | str = True,
         norm_bound: float | str = "auto",
         feature_ranges: Any = None,
         constant_feature: float = 0.0,

@@ -12,19 +12,42 @@ from dpfedc.kernels.cluster_sums import cluster_means, squared_distances
 Float = npt.NDArray[np.float64]
 
 N_STEPS = 30
+ABOUT_AS_GOOD = 1.02
+"""A clustering that costs so many times the best is no worse than noise makes it."""
 
 
 def weighted_kmeans(
     points: Float, weights: Float, n_clusters: int, n_starts: int, rng: np.random.Generator
-) -> tuple[Float, float]:
-    """Return the best of several weighted k-means clusterings, and its cost."""
-    best, centers = np.inf, points[:n_clusters]
+) -> tuple[Float, float, float]:
+    """Return the best of several weighted k-means clusterings, its cost, and how stable it is.
+
+    That is the mean `agreement` with it of all starts that came out about as good, itself not
+    counted: 1 where they all come to the same clusters, or are worse.
+    """
+    found = []
     for _ in range(n_starts):
-        found = lloyd_steps(points, weights, _seeds(points, weights, n_clusters, rng), N_STEPS)
-        cost = float((weights * _distances(points, found).min(axis=1)).sum())
-        if cost < best:
-            best, centers = cost, found
-    return centers, best
+        centers = lloyd_steps(points, weights, _seeds(points, weights, n_clusters, rng), N_STEPS)
+        distances = _distances(points, centers)
+        cost = float((weights * distances.min(axis=1)).sum())
+        found.append((cost, centers, distances.argmin(axis=1)))
+    best, centers, labels = found.pop(int(np.argmin([cost for cost, _, _ in found])))
+    others = [other for cost, _, other in found if cost <= ABOUT_AS_GOOD * best]
+    alike = [agreement(labels, other, weights) for other in others]
+    return centers, best, float(np.mean(alike)) if alike else 1.0
+
+
+def agreement(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64], weights: Float) -> float:
+    """Return how much two clusterings of weighted points agree: 1 is all, 0 what chance gives.
+
+    The adjusted Rand index, for points that stand for very many records each.
+    """
+    k, total = int(max(one.max(), other.max())) + 1, float(weights.sum())
+    table = np.bincount(k * one + other, weights, minlength=k * k).reshape(k, k) / total
+    rows, columns = (float((table.sum(axis=axis) ** 2).sum()) for axis in (1, 0))
+    most, chance = (rows + columns) / 2, rows * columns
+    if most - chance <= 1e-12:
+        return 1.0  # one cluster for all, twice
+    return (float((table**2).sum()) - chance) / (most - chance)
 
 
 def lloyd_steps(points: Float, weights: Float, centers: Float, n_steps: int) -> Float:

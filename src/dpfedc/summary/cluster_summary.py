@@ -144,6 +144,8 @@ class ClusterSummary:
     far_out: tuple[int, ...] = ()
     """The clusters many of whose records were clipped."""
     of_table: bool = False
+    stability: float | None = None
+    """How much the clusters would agree if the server had started elsewhere; None: not known."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -156,6 +158,8 @@ class ClusterSummary:
                 "A gap counts as its column's mean, so a column with many gaps lies nearer to the "
                 "overall value than those who have it."
             )
+        if self.stability is not None:
+            said.append(_stability_words(self.stability))
         return (*said, *map(_stamped, self.stamps))
 
     @property
@@ -194,6 +198,22 @@ def _certainty_words(sizes: Certainty, centers: Certainty) -> Iterator[str]:
             yield f"The {what} are exact: no noise was added, so they protect nobody."
         elif certainty == Certainty.UNKNOWN:
             yield f"How much noise is in the {what} is not known: differences may be noise."
+
+
+STABLE = 0.95
+
+
+def _stability_words(stability: float) -> str:
+    if stability >= STABLE:
+        return (
+            "Stable: from other starts the server comes to the same clusters, or to worse ones. "
+            "Other records or other noise may still give others."
+        )
+    return (
+        f"Not stable: other clusters fit what was released about as well, and agree with these by "
+        f"{stability:.2f} only (1: the same; 0: as chance would have it). Another number of "
+        "clusters may fit better."
+    )
 
 
 def _far_out_words(clusters: tuple[int, ...], unit: str) -> str:

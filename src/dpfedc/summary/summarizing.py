@@ -51,6 +51,7 @@ def summarized(
     view: Mapping[str, Float],
     about: Mapping[str, Any],
     far_out: npt.NDArray[np.bool_],
+    stability: float | None = None,
 ) -> ClusterSummary:
     """Return the summary of clusters from their `centers` in data units.
 
@@ -63,9 +64,9 @@ def summarized(
     counts = np.ones(k) if sizes is None else np.clip(sizes, 0, None)
     weights = _weights(np.where(is_mean, counts, 0))
     middle = weights @ seen
-    overall = middle
+    overall = np.asarray(unseen(middle[None], view))[0]
     if schema is not None:
-        overall = decoded(np.asarray(unseen(middle[None], view)), schema)[0]
+        overall = decoded(overall[None], schema)[0]
     out = _beyond_noise(seen, seen_errors, weights)
     low, high = _ends(interval, centers)
     squares = (seen - middle) ** 2
@@ -98,6 +99,7 @@ def summarized(
         tuple(clusters),
         far_out=tuple(np.flatnonzero(far_out).tolist()),
         of_table=schema is not None,
+        stability=stability,
     )
 
 
