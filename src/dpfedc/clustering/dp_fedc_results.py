@@ -84,7 +84,8 @@ def _merged_model(
         choice=choice,
         feature_names=names,
         about=about,
-        **measured(state),
+        # Whether prototypes depend on the start says little of the clusters that they are merged to.
+        **{**measured(state), "stability": None},
     )
 
 
