@@ -84,7 +84,7 @@ def _merged_model(
         choice=choice,
         feature_names=names,
         about=about,
-        # Whether prototypes depend on the start says little of the clusters that they are merged to.
+        # Whether prototypes depend on the start says little of what they are merged to.
         **{**measured(state), "stability": None},
     )
 
