@@ -4,14 +4,20 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import norm
 
 from dpfedc.clustering.run_plan import Federation
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels.site_steps import local_centroid_step
 from dpfedc.research.published.algorithm import Published
-from dpfedc.research.published.published_account import published_epsilon, worst_rounds
-from dpfedc.research.published.published_planner import published_noise, published_noise_multipliers
+from dpfedc.research.published.published_account import published_epsilon, reach, worst_rounds
+from dpfedc.research.published.published_planner import (
+    published_loss,
+    published_noise,
+    published_noise_multipliers,
+)
 from dpfedc.settings import Penalty, PrivacyTarget
 
 PAPER = {
@@ -148,3 +154,95 @@ def test_clipped_steps_reach_no_farther_than_the_stated_sensitivity(rng):
     assert max(gaps) <= limit * (1 + 1e-12)
     assert max(gaps) > 0.9 * limit  # opposite records come close: the bound is not slack
     assert np.linalg.norm(local(1e3, math.inf, 1) - local(1e3, math.inf, -1)) > limit
+
+
+# ---- the bound on each record's part of a gradient -------------------------------------------
+
+CLOSEST = {
+    **PAPER, "centroid_steps": 5, "batches": "cycling", "batch_gradient": "sum",
+    "bound_on": "record",
+}  # fmt: skip
+
+
+def test_the_noise_of_the_closest_reading():
+    loss = published_loss(CLOSEST, SITES, TARGET)
+    # One z in all rounds, that of q = 1/2; 30 rounds; 10 G / eta, or 6 replaced, or 3 made null.
+    z = math.sqrt(2 * math.log(0.625 / 1e-4)) / (20 / (0.25 * math.sqrt(60)))
+    for epsilon, reaches in ((loss.stated, 10), (loss.replaced, 6), (loss.null, 3)):
+        mu = math.sqrt(30) / (z * 10 / reaches)
+        assert exact_delta(mu, epsilon) == pytest.approx(1e-4, rel=0.01)
+    found = [loss.stated, loss.replaced, loss.null]
+    assert found == pytest.approx([140.97, 62.32, 22.63], abs=0.01)
+
+
+def test_without_a_bound_there_is_no_epsilon():
+    loss = published_loss({**CLOSEST, "bound_on": "nothing"}, SITES, TARGET)
+    assert {loss.stated, loss.null, loss.replaced} == {math.inf}
+
+
+@pytest.mark.parametrize(
+    ("scaled", "b", "proved"),
+    [
+        (True, 20, True),
+        (True, 19, False),
+        (False, 19, True),
+        (False, 500, True),
+        (False, 501, False),
+    ],
+)
+def test_a_reach_is_known_where_no_step_expands(scaled, b, proved):
+    """At a site of 100: weights n_i / b up to 5, and batches with a record up to 5 times."""
+    method = Published(
+        3, 1, Penalty(), constant_steps=2, batch_size=b, cycling=True, scaled=scaled,
+        bound_on="record",
+    )  # fmt: skip
+    assert math.isfinite(reach(method, np.array([100]), 2)[0]) == proved
+
+
+def moved_by_a_record(rng, *, n, b, steps, eta_factor=5.0):
+    """Return how far a record made null moves a site's W, in units of G / eta, and its places."""
+    k, m, G = 2, 3, float(rng.choice([0.01, 0.3, 5.0, 100.0]))
+    X, H = rng.normal(size=(n, m)) * 3, rng.random((n, k)) * (rng.random((n, k)) < 0.6)
+    H[0] = rng.random(k) + 0.1
+    X[0] *= float(rng.choice([1.0, 100.0]))
+    eta = eta_factor * np.linalg.eigvalsh(H.T @ H)[-1]
+    start, order = rng.normal(size=(k, m)), rng.permutation(n)
+    batches = [[int(order[(r * b + place) % n]) for place in range(b)] for r in range(steps)]
+    ends = []
+    for null in (False, True):
+        W = start[None]
+        for rows in batches:
+            real = np.array([[not (null and j == 0) for j in rows]])
+            W = local_centroid_step(
+                X[rows][None], W, H[rows][None], real, weight=np.ones(1), eta=np.array([eta]),
+                mu_w=0.0, share_bound=G,
+            )  # fmt: skip
+        ends.append(W)
+    return float(np.linalg.norm(ends[0] - ends[1])) * eta / G, sum(r.count(0) for r in batches)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n=st.integers(2, 8),
+    b=st.integers(1, 10),
+    steps=st.integers(1, 6),
+)
+def test_a_record_made_null_moves_an_upload_no_farther_than_its_places(seed, n, b, steps):
+    method = Published(
+        2, 1, Penalty(), constant_steps=steps, batch_size=b, cycling=True, scaled=False,
+        bound_on="record",
+    )  # fmt: skip
+    moved, places = moved_by_a_record(np.random.default_rng(seed), n=n, b=b, steps=steps)
+    most = reach(method, np.array([n]), steps)[0] * 2 * steps  # in units of G / eta
+    assert places <= most
+    assert moved <= places * (1 + 1e-9) + 1e-9
+
+
+def test_the_bound_is_reached_and_does_not_hold_for_steps_that_expand():
+    def worst(**how):
+        cases = [moved_by_a_record(np.random.default_rng(seed), **how) for seed in range(300)]
+        return max(moved / places for moved, places in cases if places)
+
+    assert 0.9 < worst(n=8, b=2, steps=4) <= 1 + 1e-9
+    assert worst(n=8, b=2, steps=4, eta_factor=0.2) > 1.1

@@ -3,11 +3,14 @@
 The oracle keeps the paper's orientation: records and centres are columns. It has the corrections
 of docs/differences-from-the-paper.md: the true slope in H, a step constant that cannot diverge,
 mini-batches with a sampling ratio of at most 1/2 where the site is large enough, each site's own
-step constant for W, and gradients clipped to G. Only what is not part of the algorithm comes from
-the library: the start, who takes part, which records make a batch, and standard normal draws.
+step constant for W, and gradients clipped to G; and for each of these the other reading that a
+setting offers. Only what is not part of the algorithm comes from the library: the start, who takes
+part, which records make a batch, and standard normal draws.
 """
 
 import math
+import re
+from itertools import product
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from dpfedc.errors import InvalidInput
 from dpfedc.privacy.schedule import schedule
 from dpfedc.randomness import Randomness
 from dpfedc.research.published.algorithm import Published
+from dpfedc.research.published.published_planner import NOT_ENFORCED
 from dpfedc.settings import Penalty
 from support.runs import ran
 
@@ -39,8 +43,20 @@ def top_eigenvalue(M):
 
 
 def oracle(X, sites, randomness, *, rho, mu_h, mu_w, steps_h, extra, batch_size, per_round,
-           G=None, epsilon=None, delta=None):  # fmt: skip
+           G=None, epsilon=None, delta=None, Q2_constant=None, cycling=False, scaled=True,
+           bound_on="mini-batch", printed=False):  # fmt: skip
     """Return the list of (W, [H_1, ..., H_N]) after each round."""
+
+    def steps_of(t):
+        return math.floor(extra / t) + 1 if Q2_constant is None else Q2_constant
+
+    def batch_of(n_i, Q2):
+        return batch_size if cycling else max(1, min(batch_size, math.floor(n_i / (2 * Q2))))
+
+    def ratio(n_i, Q2):
+        q = Q2 * batch_of(n_i, Q2) / n_i
+        return min(q, 1 / 2) if cycling else q
+
     blocks = [X[sites == i].T for i in range(sites.max() + 1)]  # m x n_i
     N, k, m = len(blocks), K_CLUSTERS, N_FEATURES
     W = randomness.generator("start").random((k, m)).T
@@ -57,29 +73,33 @@ def oracle(X, sites, randomness, *, rho, mu_h, mu_w, steps_h, extra, batch_size,
     )
     local_epsilon = None
     if epsilon is not None:
-        local_epsilon = epsilon_of_a_round(epsilon, blocks, extra, batch_size, per_round / N)
+        # Theorem 3 solved for the loss of one round, with c0 = 1 and the largest ratio.
+        sizes = [block.shape[1] for block in blocks]
+        q = max(ratio(n, steps_of(t)) for n in sizes for t in range(1, N_ROUNDS + 1))
+        local_epsilon = epsilon / (q**2 * math.sqrt(per_round / N * N_ROUNDS / (1 - q)))
     history = []
     for t, cohort in enumerate(cohorts, start=1):
         for i in range(N):
-            H[i] = memberships_after(W, H[i], blocks[i], steps_h, rho, mu_h)
-        Q2 = math.floor(extra / t) + 1
+            H[i] = memberships_after(W, H[i], blocks[i], steps_h, rho, mu_h, printed)
+        Q2 = steps_of(t)
         uploads = []
         for i in cohort:
             n_i = blocks[i].shape[1]
-            b = max(1, min(batch_size, math.floor(n_i / (2 * Q2))))
+            b = batch_of(n_i, Q2)
+            weight = n_i / b if scaled else 1.0
             eta = 5 * top_eigenvalue(H[i] @ H[i].T)
             local = W.copy()
             for batch in batches_of(i, n_i, Q2, b, t, randomness):
                 gradient = mu_w * local
                 for j in batch:
                     x, h = blocks[i][:, j], H[i][:, j]
-                    gradient = gradient + n_i / b * 2 * np.outer(local @ h - x, h)
-                norm = math.sqrt(sum(value**2 for value in gradient.ravel()))
-                if G is not None and norm > G:
-                    gradient = gradient * (G / norm)
+                    part = weight * 2 * np.outer(local @ h - x, h)
+                    gradient = gradient + (within(G, part) if bound_on == "record" else part)
+                if bound_on == "mini-batch":
+                    gradient = within(G, gradient)
                 local = local - gradient / eta
             if local_epsilon is not None:
-                q = Q2 * b / n_i
+                q = ratio(n_i, Q2)
                 variance = 32 * G**2 * Q2**2 * q**2 * math.log(1.25 * q / delta)
                 variance /= eta**2 * local_epsilon**2
                 rng = randomness.generator("noise factorisation", site=int(i), t=t)
@@ -90,18 +110,32 @@ def oracle(X, sites, randomness, *, rho, mu_h, mu_w, steps_h, extra, batch_size,
     return history
 
 
-def memberships_after(W, H, X, steps, rho, mu_h):
-    """Q1 projected steps, record by record."""
+def within(G, gradient):
+    """Return the gradient, or the one of length G in its direction if it is longer."""
+    norm = math.sqrt(sum(value**2 for value in gradient.ravel()))
+    return gradient * (G / norm) if G is not None and norm > G else gradient
+
+
+def memberships_after(W, H, X, steps, rho, mu_h, printed=False):
+    """Q1 projected steps, record by record; `printed`: by Appendix E, 2 rho 11'H + (mu_h - rho) H.
+
+    The step constant is 0.51 times the largest curvature of the slope that is followed.
+    """
     k = W.shape[1]
     one = np.ones((k, 1))
-    gamma = 0.51 * top_eigenvalue(2 * W.T @ W + rho * (one @ one.T - np.eye(k)) + mu_h * np.eye(k))
+    curvature = 2 * W.T @ W + rho * (one @ one.T - np.eye(k)) + mu_h * np.eye(k)
+    gamma = 0.51 * top_eigenvalue(curvature + (rho * one @ one.T if printed else 0))
     H = H.copy()
     for _ in range(steps):
         for j in range(H.shape[1]):
             h, x = H[:, j].copy(), X[:, j]
             for u in range(k):
                 slope = sum(2 * (W[f] @ h - x[f]) * W[f, u] for f in range(len(x)))
-                slope += rho * (sum(h) - h[u]) + mu_h * h[u]
+                slope += (
+                    2 * rho * sum(h) + (mu_h - rho) * h[u]
+                    if printed
+                    else (rho * (sum(h) - h[u]) + mu_h * h[u])
+                )
                 H[u, j] = max(0.0, h[u] - slope / gamma)
     return H
 
@@ -111,18 +145,6 @@ def batches_of(site, n, Q2, b, t, randomness):
     keys = randomness.uniform("mini-batch", t=t, sites=np.full(n, site), slots=np.arange(n))
     drawn = sorted(range(n), key=lambda j: keys[j])
     return [[drawn[(r * b + place) % n] for place in range(b)] for r in range(Q2)]
-
-
-def epsilon_of_a_round(total, blocks, extra, batch_size, p):
-    """Theorem 3 solved for the loss of one round, with c0 = 1 and the largest ratio."""
-    ratios = []
-    for t in range(1, N_ROUNDS + 1):
-        Q2 = math.floor(extra / t) + 1
-        for block in blocks:
-            n = block.shape[1]
-            ratios.append(Q2 * max(1, min(batch_size, n // (2 * Q2))) / n)
-    q = max(ratios)
-    return total / (q**2 * math.sqrt(p * N_ROUNDS / (1 - q)))
 
 
 def library(X, sites, randomness, stage):
@@ -143,13 +165,31 @@ RAGGED = [1, 40, 2, 7, 23, 1, 31, 12]
 SETTINGS = {"rho": 0.3, "mu_h": 0.1, "mu_w": 0.05, "steps_h": 6, "extra": 10, "batch_size": 4}
 
 
-@pytest.mark.parametrize("per_round", [3, 8], ids=["3 of 8 sites", "all sites"])
-@pytest.mark.parametrize("G", [None, 1.5], ids=["unclipped", "clipped"])
-@pytest.mark.parametrize("mu_w", [0.0, 0.05], ids=["no ridge", "ridge"])
-def test_ten_rounds_agree_with_the_paper(per_round, G, mu_w):
+READINGS = {
+    "defaults": {},
+    "constant Q2": {"Q2_constant": 3},
+    "cycling": {"cycling": True},
+    "batches as sums": {"scaled": False},
+    "bound on records": {"bound_on": "record"},
+    "bound on nothing": {"bound_on": "nothing"},
+    "printed slope in H": {"printed": True},
+    "closest": {
+        "Q2_constant": 5, "cycling": True, "scaled": False, "bound_on": "record", "printed": True,
+    },
+}  # fmt: skip
+FIELDS = {"Q2_constant": "constant_steps", "printed": "printed_slope"}
+
+
+CASES = [("defaults", *case) for case in product([3, 8], [None, 1.5], [0.0, 0.05])]
+CASES += [(reading, 3, 1.5, 0.05) for reading in READINGS if reading != "defaults"]
+CASES += [("closest", 3, None, 0.0)]
+
+
+@pytest.mark.parametrize(("reading", "per_round", "G", "mu_w"), CASES)
+def test_ten_rounds_agree_with_the_paper(reading, per_round, G, mu_w):
     X, sites = federation(RAGGED)
-    settings = {**SETTINGS, "mu_w": mu_w}
-    expected = oracle(X, sites, Randomness(11), **settings, per_round=per_round, G=G)
+    settings, how = {**SETTINGS, "mu_w": mu_w}, READINGS[reading]
+    expected = oracle(X, sites, Randomness(11), **settings, per_round=per_round, G=G, **how)
     stage = Published(
         K_CLUSTERS,
         N_ROUNDS,
@@ -159,6 +199,7 @@ def test_ten_rounds_agree_with_the_paper(per_round, G, mu_w):
         batch_size=settings["batch_size"],
         gradient_bound=G or math.inf,
         sites_per_round=per_round,
+        **{FIELDS.get(name, name): value for name, value in how.items()},
     )
     got = library(X, sites, Randomness(11), stage)
     assert len(got) == len(expected) == N_ROUNDS
@@ -167,6 +208,17 @@ def test_ten_rounds_agree_with_the_paper(per_round, G, mu_w):
         for block, block_expected in zip(H, H_expected, strict=True):
             np.testing.assert_allclose(block, block_expected, atol=1e-6)
     assert np.abs(got[-1][0] - got[0][0]).max() > 1e-2  # something happened
+
+
+def test_every_reading_gives_other_centres():
+    """So the oracle above can tell each of them from the defaults."""
+    X, sites = federation(RAGGED)
+    found = {
+        reading: oracle(X, sites, Randomness(11), **SETTINGS, per_round=3, G=1.5, **how)[-1][0]
+        for reading, how in READINGS.items()
+    }
+    for reading in READINGS.keys() - {"defaults"}:
+        assert np.abs(found[reading] - found["defaults"]).max() > 1e-3, reading
 
 
 def fitted(X, sites, seed, **settings):
@@ -193,19 +245,52 @@ def test_the_estimator_runs_the_paper_with_its_penalties(G):
     np.testing.assert_allclose(model.model_.directions.T, expected[-1][0], atol=1e-6)
 
 
-def test_the_estimator_adds_the_noise_of_theorems_2_and_3():
+CLOSEST = {
+    "centroid_steps": 5, "batches": "cycling", "batch_gradient": "sum", "bound_on": "record",
+    "membership_gradient": "printed",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("how", "reading", "G"),
+    [
+        ({}, "defaults", 0.5),
+        (CLOSEST, "closest", 0.2),
+        ({"bound_on": "nothing"}, "bound on nothing", 0.5),
+    ],
+)
+def test_the_estimator_adds_the_noise_of_theorems_2_and_3(how, reading, G):
     X, sites = federation([23, 40, 30, 25, 36, 29], seed=2)
     settings = {"epsilon": 5.0, "delta": 1e-4}
-    model, randomness = fitted(X, sites, 9, sites_per_round=4, gradient_bound=0.5, **settings)
+    model, randomness = fitted(X, sites, 9, sites_per_round=4, gradient_bound=G, **settings, **how)
     arguments = {
         **paper_penalties(X, 6), "steps_h": 10, "extra": 10, "batch_size": 50, "per_round": 4,
-        "G": 0.5,
+        "G": G, **READINGS[reading],
     }  # fmt: skip
     noisy = oracle(X, sites, randomness, **arguments, **settings)
     quiet = oracle(X, sites, randomness, **arguments)
     np.testing.assert_allclose(model.model_.directions.T, noisy[-1][0], atol=1e-6)
     assert np.abs(noisy[-1][0] - quiet[-1][0]).max() > 1e-2  # the noise is not lost in tolerance
-    assert "as published; not a proof" in model.history_.stamps
+    stamps = model.history_.stamps
+    assert "as published; not a proof" in stamps
+    assert (NOT_ENFORCED in stamps) == (reading == "bound on nothing")
+    assert any("more than once in a round" in stamp for stamp in stamps) == (reading == "closest")
+
+
+def test_what_the_notes_say_of_the_noise():
+    X, sites = federation([23, 40, 30, 25, 36, 29], seed=2)
+    settings = {"epsilon": 5.0, "delta": 1e-4, "gradient_bound": 0.05, "batch_size": 5}
+
+    def note(**how):
+        model, _ = fitted(X, sites, 9, **settings, **how)
+        return model.history_.results["privacy_notes"][1]
+
+    assert "it would give epsilon infinite at delta" in note(bound_on="nothing")
+    assert re.search(r"give epsilon [\d.]+ at delta", note())
+    assert re.search(
+        r"epsilon [\d.]+ for a record made null, [\d.]+ for one replaced, and [\d.]+ by the ",
+        note(bound_on="record", batch_gradient="sum"),
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -156,7 +156,23 @@ class DPFedC(FederatedClusterer):
         How much of earlier rounds' gradients is kept: the centres follow an average over about
         1 / (1 - momentum) rounds. By default 0.5 if only some sites take part in a round.
     gradient_bound : float or None, default=None
-        The bound G on a mini-batch gradient (published variant); needed when epsilon is set.
+        The bound G on a gradient (published variant); needed when epsilon is set.
+    centroid_steps : int or None, default=None
+        Published variant: this many steps on the centres in every round. Reads "Q2 = 5" beside the
+        paper's Table I. None takes the falling number of its figures (`extra_steps`).
+    batches : {"capped", "cycling"}, default="capped"
+        Published variant. "cycling" reads "the mini-batch dataset size b is set to 50" as it
+        stands: a site with too few records goes round again (q = Q2 b / n_i > 1, stamped). "capped"
+        makes batches smaller, so that q <= 1/2, as its Theorem 1 needs.
+    batch_gradient : {"scaled", "sum"}, default="scaled"
+        Published variant. "scaled" reads Assumption 3, an unbiased gradient: the batch's sum times
+        n_i / b. "sum" reads Appendix E's formula for the gradient of a batch, which has no factor.
+    bound_on : {"mini-batch", "record", "nothing"}, default="mini-batch"
+        Published variant: what is clipped to gradient_bound. "mini-batch" enforces Assumption 2 as
+        printed; "record" clips each record's part of the gradient; "nothing" only assumes it, as
+        the paper does (stamped: no finite epsilon).
+    membership_gradient : {"derivative", "printed"}, default="derivative"
+        Published variant: the derivative of the stated objective, or Appendix E's formula for it.
     n_restarts : int, default=1
         Random starts of the factorisation, run together as one batch; the one with the least
         objective is kept. More than one needs epsilon=None: every start would be charged, and the
@@ -252,6 +268,11 @@ class DPFedC(FederatedClusterer):
         step: float | str = "auto",
         momentum: float | str = "auto",
         gradient_bound: float | None = None,
+        centroid_steps: int | None = None,
+        batches: str = "capped",
+        batch_gradient: str = "scaled",
+        bound_on: str = "mini-batch",
+        membership_gradient: str = "derivative",
         n_restarts: int = 1,
         cells: int | str | None = "auto",
         device: str | None = None,

@@ -1,16 +1,19 @@
 """Algorithm 1 of the paper, corrected where it cannot be run (docs/differences-from-the-paper.md).
 
-Every site updates its memberships in every round and keeps them. Sampled sites then take
-Q2^t = floor(extra_steps / t) + 1 mini-batch steps on their own copy of the centres and upload it;
-the server takes the plain average. Step sizes depend on private memberships, which is why results
-of this variant are stamped "as published; not a proof".
+Every site updates its memberships in every round and keeps them. Sampled sites then take Q2^t
+mini-batch steps on their own copy of the centres and upload it; the server takes the plain average.
+Step sizes depend on private memberships, which is why results of this variant are stamped "as
+published; not a proof".
+
+The text leaves some of this open. `Published` has a field for each such choice, and its defaults
+are the readings under which the paper's theorems have something to say.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +41,11 @@ from dpfedc.randomness import Randomness
 from dpfedc.settings import Penalty
 
 Float = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
+STEP_FACTOR = 5
+"""eta = 5 lambda_max(H'H), as the paper has it."""
+MINI_BATCH, RECORD, NOTHING = BOUND_ON = ("mini-batch", "record", "nothing")
+"""What is clipped to G: the gradient of a mini-batch, each record's part of it, or nothing."""
 NoiseRule = Callable[[int, Float, Float], Float]
 """Returns each site's noise_std from Q2, the sites' sampling ratios and their step constants."""
 
@@ -67,8 +75,18 @@ class Published(Stage):
     penalty: Penalty
     membership_steps: int = 10
     extra_steps: int = 10
+    constant_steps: int | None = None
+    """Q2 in every round; None: Q2^t = floor(extra_steps / t) + 1."""
     batch_size: int = 50
+    cycling: bool = False
+    """Batches have `batch_size` records however few a site has; it goes round again."""
+    scaled: bool = True
+    """A mini-batch gradient counts n_i / b times, and so stands for all of a site's records."""
     gradient_bound: float = math.inf
+    bound_on: str = MINI_BATCH
+    """What `gradient_bound` limits: one of BOUND_ON."""
+    printed_slope: bool = False
+    """Steps on H follow Appendix E's formula, not the derivative of the stated objective."""
     noise_rule: NoiseRule | None = None
     init: npt.NDArray[np.float64] | None = field(default=None)
     sites_per_round: int | None = None
@@ -120,8 +138,10 @@ class Published(Stage):
         sizes = np.diff(batch.offsets)
         b = self.batch_sizes(sizes, steps)
         curvature = largest_eigenvalue(segment_products(H, H, batch.offsets))
-        eta = 5 * xp.clip(curvature, min=float(xp.finfo(H.dtype).smallest_normal) ** 0.5)
-        weight = xp.asarray(sizes / b, dtype=H.dtype, device=device(H))
+        eta = STEP_FACTOR * xp.clip(curvature, min=float(xp.finfo(H.dtype).smallest_normal) ** 0.5)
+        weight = xp.asarray(self.weights(sizes, b), dtype=H.dtype, device=device(H))
+        bounds = {MINI_BATCH: "gradient_bound", RECORD: "share_bound"}
+        bound = {bounds[self.bound_on]: self.gradient_bound} if self.bound_on in bounds else {}
         W = xp.broadcast_to(state["W"], (len(sizes), k, batch.X.shape[1]))
         for rows, real in self._mini_batches(batch, t, randomness, steps, b):
             index = xp.asarray(np.ravel(rows), device=device(H))
@@ -133,11 +153,11 @@ class Published(Stage):
                 weight=weight,
                 eta=eta,
                 mu_w=self.penalty.centroid_ridge,
-                gradient_bound=self.gradient_bound,
+                **bound,
             )
         std = None
         if self.noise_rule is not None:
-            std = self.noise_rule(steps, steps * b / sizes, on_host(eta))
+            std = self.noise_rule(steps, self.stated_ratios(sizes, steps), on_host(eta))
             check_noise(std, float(xp.finfo(H.dtype).max) ** 0.25, t)
         return SiteValues(W, noise_std=std)
 
@@ -157,24 +177,63 @@ class Published(Stage):
         return {
             "objective": mean_loss + mu_w / 2 * float(xp.sum(W**2)),
             "stationarity_w": float(xp.sum(G**2)),
-            **membership_stationarity(batch.X @ W.T, H, self._curvature(W)),
+            **membership_stationarity(
+                batch.X @ W.T, H, membership_curvature(W, rho=rho, mu_h=mu_h)
+            ),
         }
+
+    @property
+    def slope(self) -> Penalty:
+        """Return the penalty whose derivative the steps on H follow.
+
+        Appendix E prints 2 rho 11'H + (mu_h - rho) H. That is the derivative for 2 rho in place of
+        rho and mu_h + rho in place of mu_h.
+        """
+        stated = self.penalty
+        if not self.printed_slope:
+            return stated
+        rho = stated.orthogonality
+        return replace(
+            stated, orthogonality=2 * rho, membership_ridge=stated.membership_ridge + rho
+        )
 
     def centroid_steps(self, t: int) -> int:
         """Return Q2^t."""
-        return self.extra_steps // t + 1
+        return self.constant_steps or self.extra_steps // t + 1
 
-    def batch_sizes(self, sizes: npt.NDArray[np.int64], steps: int) -> npt.NDArray[np.int64]:
-        """Return b_i = min(b, floor(n_i / (2 Q2))), at least 1: the ratio Q2 b_i/n_i is <= 1/2."""
+    def batch_sizes(self, sizes: Int64, steps: int) -> Int64:
+        """Return b_i = min(b, floor(n_i / (2 Q2))), at least 1: the ratio Q2 b_i/n_i is <= 1/2.
+
+        Cycling sites take b, and the ratio may be any number.
+        """
+        if self.cycling:
+            return np.full_like(sizes, self.batch_size)
         return np.maximum(np.minimum(self.batch_size, sizes // (2 * steps)), 1)
 
+    def weights(self, sizes: Int64, b: Int64) -> Float:
+        """Return how often a mini-batch gradient counts at every site."""
+        return sizes / b if self.scaled else np.ones(len(sizes))
+
+    def ratios(self, sizes: Int64, steps: int) -> Float:
+        """Return q = Q2 b_i / n_i, the part of a site's records that a round reads."""
+        return np.asarray(steps * self.batch_sizes(sizes, steps) / sizes)
+
+    def stated_ratios(self, sizes: Int64, steps: int) -> Float:
+        """Return the q that Theorems 2 and 3 are given.
+
+        They have nothing to say for q >= 1. Theorem 1 states no gain from q = 1/2 on, so cycling
+        sites, which may read a record more than once in a round, are given 1/2 at most.
+        """
+        q = self.ratios(sizes, steps)
+        return np.minimum(q, 0.5) if self.cycling else q
+
     def _curvature(self, W: Array) -> Array:
-        penalty = self.penalty
-        return membership_curvature(W, rho=penalty.orthogonality, mu_h=penalty.membership_ridge)
+        slope = self.slope
+        return membership_curvature(W, rho=slope.orthogonality, mu_h=slope.membership_ridge)
 
     def _mini_batches(
-        self, batch: SiteBatch, t: int, randomness: Randomness, steps: int, b: npt.NDArray[np.int64]
-    ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]]:
+        self, batch: SiteBatch, t: int, randomness: Randomness, steps: int, b: Int64
+    ) -> list[tuple[Int64, npt.NDArray[np.bool_]]]:
         """Return the rows of each step: every site draws Q2 b_i records without replacement.
 
         A site with fewer records than that goes round again, since a record must be had.
