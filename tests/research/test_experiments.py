@@ -2,6 +2,7 @@
 
 import csv
 import math
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -23,6 +24,7 @@ from dpfedc.research.experiments.result_tables import (
     NO_NOISE,
     PAPER_TABLE,
     PROVED,
+    WITH_LABELS,
     privacy_status,
 )
 from dpfedc.research.experiments.results import (
@@ -89,6 +91,57 @@ def test_noisy_settings_go_to_noisy_cells_of_their_data():
     assert {c.settings for c in ours if c.epsilon} == {expected}
 
 
+def test_a_method_may_have_axes_units_and_stamps_of_its_own():
+    mine = '''
+[[methods]]
+name = "dp-fedc"
+called = "read-so"
+variants = ["published"]
+seeds = [1, 8]
+partitions = ["iid"]
+units = { digits = 16.0 }
+track = "nothing"
+settings = { n_rounds = 3, batches = "cycling" }
+noisy_settings = { gradient_bound = 2.0 }
+noisy_stamps = ["mine"]
+[[methods]]
+like = "read-so"
+called = "read-otherwise"
+epsilons = [4.0]
+settings = { batches = "capped" }
+noisy_settings = { gradient_bound = 3.0 }
+[[methods]]
+name = "pooled-k-means"'''
+    found = tiny('\n[[methods]]\nname = "pooled-k-means"', mine)
+    so = [c for c in found.cells if c.variant == "read-so"]
+    otherwise = [c for c in found.cells if c.variant == "read-otherwise"]
+    assert [(c.seed, c.epsilon) for c in so] == [(1, None), (1, 8.0), (8, None), (8, 8.0)]
+    assert [(c.seed, c.epsilon) for c in otherwise] == [(1, 4.0), (8, 4.0)]
+    assert {(c.data.unit, c.track, c.partition) for c in so + otherwise} == {
+        (16.0, "nothing", "iid")
+    }
+    assert [c.stamps for c in so] == [(), ("mine",)] * 2
+    common = {"n_rounds": 3, "variant": "published"}
+    assert dict(so[0].settings) == {**common, "batches": "cycling"}
+    assert dict(so[1].settings) == {**common, "batches": "cycling", "gradient_bound": 2.0}
+    assert dict(otherwise[0].settings) == {**common, "batches": "capped", "gradient_bound": 3.0}
+    # The others keep the grid's axes, and quick runs have those of the quick grid.
+    assert {c.seed for c in found.cells if c.variant == "normalized"} == {0, 1}
+    assert {c.seed for c in found.quick_cells} == {7}
+    record, _ = run_cell(so[0])
+    assert AS_PUBLISHED in record.stamps
+    record, _ = run_cell(otherwise[0])
+    assert "mine" in record.stamps
+
+
+def test_units_scale_the_records_and_with_them_the_cost():
+    cell = next(c for c in tiny().cells if c.method == "pooled-k-means")
+    scaled = replace(cell, data=replace(cell.data, unit=2.0))
+    first, second = (run_cell(c)[1] for c in (cell, scaled))
+    assert second["accuracy"] == first["accuracy"]
+    assert second["cost"] == pytest.approx(4 * first["cost"], rel=1e-5)
+
+
 def test_an_id_changes_with_every_setting():
     before = {c.id for c in tiny().cells if c.method == "dp-fedc"}
     for old, new in (("n_rounds = 3", "n_rounds = 4"), ("n_sites = 6", "n_sites = 5")):
@@ -117,6 +170,10 @@ def test_an_id_changes_with_every_setting():
         ('name = "pooled-k-means"', 'name = "k-fed"\nvariants = ["published"]', "of k-fed"),
         ('variants = ["normalized"]', 'variants = ["normalized"]\ntrusts = ["all"]', "trusts must"),
         ("settings = { n_rounds = 3 }", "settings = 3", "settings of dp-fedc must be a table"),
+        ("settings = { n_rounds = 3 }", "called = 'a b'", "called must be letters, digits"),
+        ("settings = { n_rounds = 3 }", "like = 'nobody'", "like must be one of , got 'nobody'"),
+        ("settings = { n_rounds = 3 }", "units = { digits = 0 }", "units must be > 0, got 0"),
+        ("settings = { n_rounds = 3 }", "track = 'all'", "track must be one of nothing"),
     ],
 )  # fmt: skip
 def test_mistakes_in_a_file_are_named(old, new, message):
@@ -135,14 +192,20 @@ def test_a_file_of_the_users_own_is_read(tmp_path):
 
 
 def test_the_package_has_the_papers_experiments():
-    assert experiment_names() == ["convergence", "fig-3", "fig-4", "frontier", "table-1"]
+    papers = ["convergence", "fig-3", "fig-4", "frontier", "reproduction", "table-1"]
+    assert experiment_names() == papers
     found = {name: named_experiment(name) for name in experiment_names()}
     for name, experiment in found.items():
         assert experiment.name == name
-        assert {c.data.name for c in experiment.cells} == {"mnist", "tcga-mirna"}
         assert {c.data.name for c in experiment.quick_cells} == {"digits"}
+        if name == "reproduction":
+            continue
+        assert {c.data.name for c in experiment.cells} == {"mnist", "tcga-mirna"}
         seeds = 3 if name in ("frontier", "convergence") else 5
-        assert {c.seed for c in experiment.cells} == set(range(seeds))
+        fresh = [c for c in experiment.cells if c.variant.startswith("closest-reading")]
+        others = [c for c in experiment.cells if c not in fresh]
+        assert {c.seed for c in others} == set(range(seeds))
+        assert {c.seed for c in fresh} == (set(range(5, 20)) if fresh else set())
     assert {c.epsilon for c in found["fig-3"].cells} == {None, 20.0, 2.0}
     assert {c.sites_per_round for c in found["fig-4"].cells} == {10, 30, 100}
     assert {c.method for c in found["table-1"].cells} == set(METHODS)
@@ -368,6 +431,7 @@ def test_the_papers_numbers_are_those_of_its_table():
         (1.0, {"epsilon": 1.0}, (), PROVED),
         (1.0, None, (AS_PUBLISHED, "x"), AS_PUBLISHED),
         (1.0, None, ("x",), ASSUMED),
+        (1.0, None, (AS_PUBLISHED, WITH_LABELS), f"{AS_PUBLISHED}; {WITH_LABELS}"),
     ],
 )
 def test_privacy_status(epsilon, promise, stamps, expected):
@@ -382,8 +446,9 @@ def test_each_method_of_table_1_says_how_far_its_noise_is_proved():
         if cell.seed == 0 and cell.epsilon is not None:
             wanted = expected.get(cell.method, ASSUMED)
             wanted = AS_PUBLISHED if cell.variant == "published" else wanted
+            wanted = f"{AS_PUBLISHED}; {WITH_LABELS}" if cell.stamps else wanted
             status = privacy_status(run_cell_quietly(cell))
-            if cell.variant == PER_ROUND:
+            if cell.variant == PER_ROUND or ("epsilon_per_round", True) in cell.settings:
                 assert status.startswith(f"{wanted}: " if wanted == PROVED else wanted)
                 assert ("in all" in status) or ("per round" in status)
             else:

@@ -177,6 +177,10 @@ READINGS = {
         "Q2_constant": 5, "cycling": True, "scaled": False, "bound_on": "record", "printed": True,
     },
 }  # fmt: skip
+CLOSEST = {
+    "centroid_steps": 5, "batches": "cycling", "batch_gradient": "sum", "bound_on": "record",
+    "membership_gradient": "printed",
+}  # fmt: skip
 FIELDS = {"Q2_constant": "constant_steps", "printed": "printed_slope"}
 
 
@@ -234,6 +238,17 @@ def paper_penalties(X, n_sites):
     return {"rho": 1e-7 * energy / n_sites, "mu_h": 1e-10 * energy / n_sites, "mu_w": 0.0}
 
 
+def test_the_scale_of_records_and_that_of_the_start_are_one_choice():
+    """c times the records is 1 / c times the start: W and G grow with c, and H is the same."""
+    X, sites = federation(RAGGED, seed=1)
+    start = np.random.default_rng(0).random((K_CLUSTERS, N_FEATURES))
+    how = {**CLOSEST, "sites_per_round": 3}
+    large, _ = fitted(255 * X, sites, 4, init=start, gradient_bound=255 * 0.5, **how)
+    small, _ = fitted(X, sites, 4, init=start / 255, gradient_bound=0.5, **how)
+    np.testing.assert_allclose(large.cluster_centers_ / 255, small.cluster_centers_, rtol=1e-9)
+    np.testing.assert_array_equal(large.labels_, small.labels_)
+
+
 @pytest.mark.parametrize("G", [None, 2.0])
 def test_the_estimator_runs_the_paper_with_its_penalties(G):
     X, sites = federation(RAGGED, seed=1)
@@ -243,12 +258,6 @@ def test_the_estimator_runs_the_paper_with_its_penalties(G):
         per_round=3, G=G,
     )  # fmt: skip
     np.testing.assert_allclose(model.model_.directions.T, expected[-1][0], atol=1e-6)
-
-
-CLOSEST = {
-    "centroid_steps": 5, "batches": "cycling", "batch_gradient": "sum", "bound_on": "record",
-    "membership_gradient": "printed",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,10 @@ def run(
         f"there already, {summary.n_failed} failed."
     )
     print_path("Results", folder / "results.csv")
+    if chosen.shown == "reproduction" and summary.n_found + summary.n_finished:
+        from dpfedc.research.experiments.reproduction_page import write_reproduction
+
+        print_path("Page", write_reproduction(folder))
     if summary.n_failed:
         print_path("Failures", folder / "failures.csv")
         raise typer.Exit(_SOME_FAILED)

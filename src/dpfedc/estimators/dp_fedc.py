@@ -157,9 +157,9 @@ class DPFedC(FederatedClusterer):
         1 / (1 - momentum) rounds. By default 0.5 if only some sites take part in a round.
     gradient_bound : float or None, default=None
         The bound G on a gradient (published variant); needed when epsilon is set.
-    centroid_steps : int or None, default=None
-        Published variant: this many steps on the centres in every round. Reads "Q2 = 5" beside the
-        paper's Table I. None takes the falling number of its figures (`extra_steps`).
+    centroid_steps : int or "falling", default="falling"
+        Published variant: so many steps on the centres in every round, which reads "Q2 = 5" beside
+        the paper's Table I; or the falling number of its figures (`extra_steps`).
     batches : {"capped", "cycling"}, default="capped"
         Published variant. "cycling" reads "the mini-batch dataset size b is set to 50" as it
         stands: a site with too few records goes round again (q = Q2 b / n_i > 1, stamped). "capped"
@@ -268,7 +268,7 @@ class DPFedC(FederatedClusterer):
         step: float | str = "auto",
         momentum: float | str = "auto",
         gradient_bound: float | None = None,
-        centroid_steps: int | None = None,
+        centroid_steps: int | str = "falling",
         batches: str = "capped",
         batch_gradient: str = "scaled",
         bound_on: str = "mini-batch",

@@ -88,9 +88,10 @@ def judged(
 def _larger_epsilon(ours: Sequence[Result]) -> Iterator[Judgement]:
     """Yield both claims on epsilon, for each pair of neighbouring levels in one setting.
 
-    The published variant is judged by its objective. The normalized one states its objective in
-    units that depend on the noise, so the k-means cost, which has one meaning at every epsilon,
-    stands for it. Both are compared by the logarithm of their ratio, since they differ in scale.
+    The published variant, however it is read, is judged by its objective. The normalized one states
+    its objective in units that depend on the noise, so the k-means cost, which has one meaning at
+    every epsilon, stands for it. Both are compared by the logarithm of their ratio, since they
+    differ in scale.
     """
     noisy = {r.trust for r in ours if r.epsilon is not None}
     for trust in sorted(noisy):
@@ -104,7 +105,7 @@ def _larger_epsilon(ours: Sequence[Result]) -> Iterator[Judgement]:
                 less = [r for r in rows if _level(r) == small]
                 more = [r for r in rows if _level(r) == large]
                 where = f"{', '.join(key)}, {trust}: {_epsilon(large)} against {_epsilon(small)}"
-                published = key[2] == "published"
+                published = key[2] != "normalized"
                 unit = "log ratio of the objective" if published else "log ratio of the cost"
                 measure = _log_objective if published else _log_cost
                 gains = _differences(less, more, measure)

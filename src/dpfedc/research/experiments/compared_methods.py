@@ -54,12 +54,23 @@ METHODS: Mapping[str, MethodEntry] = {
         "dpfedc.research.rivals.coreset_kmedian", "CoresetKMedian", "coreset k-median", "DKM",
         _RIVAL,
     ),
+    "averaged-k-means": MethodEntry(
+        "dpfedc.research.rivals.averaged_kmeans", "AveragedKMeans",
+        "federated k-means as an average of local means (our guess at FKM)",
+    ),
     "k-fed": MethodEntry("dpfedc.research.rivals.k_fed", "KFed", "k-FED"),
     "dp-lloyd": MethodEntry("dpfedc.estimators.federated_kmeans", "DPLloyd", "DP-Lloyd"),
     "pooled-k-means": MethodEntry(
         "sklearn.cluster", "KMeans", "pooled k-means", federated=False
     ),
 }  # fmt: skip
+
+
+def variant_setting(variant: str) -> dict[str, Any]:
+    """Return the setting that makes an estimator run a variant."""
+    if variant == PER_ROUND:
+        return {"epsilon_per_round": True}
+    return {"variant": variant} if variant else {}
 
 
 def estimator(

@@ -2,8 +2,9 @@
 
 A file has a name, a title, a `[grid]` of axes, one `[data.NAME]` table for every data set, and one
 `[[methods]]` table for every method. The cells are the product of the axes with the methods'
-variants and trust models. `[quick]` replaces parts of it by something that runs anywhere in a
-minute. See `table-1.toml` for all keys in use.
+variants and trust models; a method may have axes of its own. One that is `called` by a name has it
+in place of its variant, and another may be `like` it. `[quick]` replaces parts of it by something
+that runs anywhere in a minute. See `table-1.toml` and `reproduction.toml` for all keys in use.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -21,12 +22,12 @@ from typing import Any
 
 from dpfedc.errors import InvalidInput
 from dpfedc.research.datasets import LOADERS
-from dpfedc.research.experiments.compared_methods import METHODS, PER_ROUND
+from dpfedc.research.experiments.compared_methods import METHODS, PER_ROUND, variant_setting
 from dpfedc.settings import TRUST_MODELS, require_choice, require_integer, require_number
 
 PARTITIONS = ("iid", "non-iid")
 NON_IID = ("two-labels", "k-means-cells")
-SHOWN = ("table", "rounds", "frontier", "convergence")
+SHOWN = ("table", "rounds", "frontier", "convergence", "reproduction")
 """How the report shows an experiment."""
 TRACKED = ("nothing", "objective", "objective and accuracy")
 
@@ -36,29 +37,37 @@ Settings = tuple[tuple[str, Any], ...]
 _TOP = {"name", "title", "paper", "shown", "track", "grid", "data", "methods", "quick"}
 _GRID = {"data", "partitions", "epsilons", "sites_per_round", "seeds", "settings"}
 _DATA = {"n_clusters", "n_sites", "n_records", "non_iid"}
+_AXES = ("data", "partitions", "epsilons", "sites_per_round", "seeds")
+_SETTINGS = ("settings", "settings_of", "noisy_settings", "noisy_settings_of")
 _METHOD = {
-    "name", "variants", "trusts", "epsilons", "partitions", "settings", "settings_of",
-    "noisy_settings", "noisy_settings_of",
+    "name", "called", "like", "variants", "trusts", "units", "noisy_stamps", "track", *_AXES,
+    *_SETTINGS,
 }  # fmt: skip
 _QUICK = {"grid", "data", "settings"}
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """A data set, how much of it, and how it is dealt to sites when not at random."""
+    """A data set, how much of it, and how it is dealt to sites when not at random.
+
+    Its values are multiplied by `unit`.
+    """
 
     name: str
     n_clusters: int
     n_sites: int
     non_iid: str
     n_records: int | None = None
+    unit: float = 1.0
 
 
 @dataclass(frozen=True)
 class Cell:
     """One run. `epsilon` None adds no noise, and then `trust` is empty.
 
-    `variant` is empty for methods that have none; `sites_per_round` None takes all sites.
+    `variant` is what tells rows of one method apart, and empty where there is one. For
+    `sites_per_round` None takes all sites. `stamps` are added to those of the run. `track` is what
+    this run tracks if it is more than the experiment does.
     """
 
     method: str
@@ -70,6 +79,8 @@ class Cell:
     sites_per_round: int | None
     seed: int
     settings: Settings = ()
+    stamps: tuple[str, ...] = ()
+    track: str = ""
 
     @property
     def id(self) -> str:
@@ -142,56 +153,73 @@ def _experiment(table: Mapping[str, Any]) -> Experiment:
         "grid": {**table["grid"], **quick.get("grid", {})},
         "data": {**table["data"], **quick.get("data", {})},
     }
-    name = _text("name", table["name"])
-    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]*", name):  # it becomes a folder's name
-        raise InvalidInput(f"name must be letters, digits, '.', '_' or '-', got {name!r}")
     return Experiment(
-        name=name,
+        name=_slug("name", table["name"]),
         title=_text("title", table["title"]),
         paper=_text("paper", table.get("paper", "ours")),
         shown=require_choice("shown", table.get("shown", "table"), SHOWN),
         track=require_choice("track", table.get("track", "nothing"), TRACKED),
-        cells=tuple(dict.fromkeys(_cells(table, {}))),
-        quick_cells=tuple(dict.fromkeys(_cells(small, quick.get("settings", {})))),
+        cells=tuple(dict.fromkeys(_cells(table, {}, ()))),
+        quick_cells=tuple(
+            dict.fromkeys(_cells(small, quick.get("settings", {}), quick.get("grid", ())))
+        ),
     )
 
 
-def _cells(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> Iterator[Cell]:
+def _cells(
+    table: Mapping[str, Any], overrides: Mapping[str, Any], common: Collection[str]
+) -> Iterator[Cell]:
     """Yield the product of the axes; a cell may come more than once.
 
-    `overrides` replace settings that a method or the grid has given, and add none.
+    `overrides` replace settings that a method or the grid has given, and add none. Axes in `common`
+    are the grid's for every method.
     """
     grid = table["grid"]
     _require_keys("[grid]", grid, _GRID, needed=_GRID - {"settings"})
     data = {name: _data(name, entry) for name, entry in _table("[data]", table["data"]).items()}
-    for name in _list("grid.data", grid["data"]):
+    rules = _methods(_list("methods", table["methods"]))
+    axes = [
+        {
+            axis: _list(axis, grid[axis] if axis in common else rule.get(axis, grid[axis]))
+            for axis in _AXES
+        }
+        for rule in rules
+    ]
+    for name in (name for own in axes for name in own["data"]):
         require_choice("grid.data", name, tuple(data))
-    seeds = [require_integer("seeds", seed, least=0) for seed in _list("seeds", grid["seeds"])]
-    rules = [_method(entry) for entry in _list("methods", table["methods"])]
+    seeds = {require_integer("seeds", seed, least=0) for own in axes for seed in own["seeds"]}
+    names = dict.fromkeys(name for own in axes for name in own["data"])
     varied = [_table("grid.settings", entry) for entry in grid.get("settings", [{}])]
-    partitions, epsilons = _list("partitions", grid["partitions"]), grid["epsilons"]
-    for seed, name, rule, more in product(seeds, grid["data"], rules, varied):
-        here = _list("partitions", rule.get("partitions", partitions))
-        noise = _list("epsilons", rule.get("epsilons", epsilons))
-        counts = _list("sites_per_round", grid["sites_per_round"])
+    for seed, name, (rule, own), more in product(
+        sorted(seeds), names, zip(rules, axes, strict=True), varied
+    ):
+        if seed not in own["seeds"] or name not in own["data"]:
+            continue
+        unit = _table("units", rule.get("units", {})).get(name, 1.0)
         for partition, level, count, trust, variant in product(
-            here, noise, counts, rule["trusts"], rule["variants"]
-        ):
+            own["partitions"], own["epsilons"], own["sites_per_round"], rule["trusts"],
+            rule["variants"],
+        ):  # fmt: skip
             epsilon = _epsilon(level)
             settings = {**_settings(rule, name, ""), **more}
             if epsilon is not None:
                 settings |= _settings(rule, name, "noisy_")
             settings |= {key: overrides[key] for key in overrides if key in settings}
+            if "called" in rule:
+                settings |= variant_setting(variant)
+            exact = epsilon is None and variant == PER_ROUND
             yield Cell(
                 method=rule["name"],
-                data=data[name],
+                data=replace(data[name], unit=require_number("units", unit, above=0)),
                 partition=require_choice("partitions", partition, PARTITIONS),
                 epsilon=epsilon,
                 trust="" if epsilon is None else trust,
-                variant="" if epsilon is None and variant == PER_ROUND else variant,
+                variant=rule.get("called", "" if exact else variant),
                 sites_per_round=_sites_per_round(rule["name"], count, data[name]),
                 seed=seed,
                 settings=tuple(sorted(settings.items())),
+                stamps=tuple(rule.get("noisy_stamps", ())) if epsilon is not None else (),
+                track=rule.get("track", ""),
             )
 
 
@@ -209,20 +237,40 @@ def _data(name: str, entry: Any) -> DataSpec:
     )
 
 
-def _method(entry: Any) -> dict[str, Any]:
-    """Return a checked table of a method, with its variants and trust models filled in."""
-    _require_keys("[[methods]]", entry, _METHOD, needed={"name"})
-    name = require_choice("method", entry["name"], tuple(METHODS))
+def _methods(entries: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the checked tables of all methods."""
+    rules: list[dict[str, Any]] = []
+    for entry in entries:
+        model: Mapping[str, Any] = {}
+        if "like" in _table("[[methods]]", entry):
+            named = {rule["called"]: rule for rule in rules if "called" in rule}
+            model = named[require_choice("like", entry["like"], tuple(named))]
+        rules.append(_method(entry, model))
+    return rules
+
+
+def _method(entry: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checked table of a method, filled in from the one that it is like."""
+    _require_keys("[[methods]]", entry, _METHOD, needed=set() if model else {"name"})
+    both = {**model, **entry}
+    for key in _SETTINGS:
+        _table(f"{key} of {both['name']}", entry.get(key, {}))
+        both[key] = {**model.get(key, {}), **entry.get(key, {})}
+    name = require_choice("method", both["name"], tuple(METHODS))
     allowed = METHODS[name].variants
-    variants = _list("variants", entry.get("variants", [allowed[0]]))
+    variants = _list("variants", both.get("variants", [allowed[0]]))
     for variant in variants:
         require_choice(f"variants of {name}", variant, allowed)
-    trusts = _list("trusts", entry.get("trusts", ["local"]))
+    trusts = _list("trusts", both.get("trusts", ["local"]))
     for trust in trusts:
         require_choice("trusts", trust, TRUST_MODELS)
-    for key in ("settings", "settings_of", "noisy_settings", "noisy_settings_of"):
-        _table(f"{key} of {name}", entry.get(key, {}))
-    return {**entry, "variants": variants, "trusts": trusts}
+    if "called" in both:
+        both["called"] = _slug("called", both["called"])
+        if len(variants) > 1:
+            raise InvalidInput(f"a method that is called must have one variant, got {variants}")
+    if both.get("track"):
+        require_choice("track", both["track"], TRACKED)
+    return {**both, "variants": variants, "trusts": trusts}
 
 
 def _settings(rule: Mapping[str, Any], data: str, kind: str) -> dict[str, Any]:
@@ -276,3 +324,10 @@ def _text(where: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidInput(f"{where} must be a text, got {value!r}")
     return value
+
+
+def _slug(where: str, value: Any) -> str:
+    """Return what becomes part of the name of a folder or file."""
+    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]*", _text(where, value)):
+        raise InvalidInput(f"{where} must be letters, digits, '.', '_' or '-', got {value!r}")
+    return str(value)

@@ -31,6 +31,8 @@ PAPER_TABLE: Mapping[str, Mapping[tuple[str, float | None], float]] = {
 }
 """Table I of the paper: accuracy in per cent, by data set and epsilon."""
 
+WITH_LABELS = "gradient_bound chosen with labels"
+"""A stamp that experiments add."""
 PROVED, ASSUMED, NO_NOISE = "proved", "noise by an assumed sensitivity; not a proof", "no noise"
 
 _PLUS_MINUS = "\N{NO-BREAK SPACE}\N{PLUS-MINUS SIGN}\N{NO-BREAK SPACE}"
@@ -49,7 +51,8 @@ def privacy_status(record: RunRecord) -> str:
         return f"{PROVED}: {promise['epsilon']:.0f} in all" if promise else f"{ASSUMED}; per round"
     if promise:
         return PROVED
-    return AS_PUBLISHED if AS_PUBLISHED in record.stamps else ASSUMED
+    chosen = [stamp for stamp in record.stamps if stamp == WITH_LABELS]
+    return "; ".join([AS_PUBLISHED if AS_PUBLISHED in record.stamps else ASSUMED, *chosen])
 
 
 def comparison_table(results: Sequence[Result], records: Mapping[str, RunRecord]) -> Table:
@@ -125,7 +128,7 @@ def method_title(method: str, variant: str) -> str:
     """Return what a reader calls a method and its variant."""
     entry = METHODS[method]
     also = f" ({entry.paper_name})" if entry.paper_name not in (None, entry.title) else ""
-    kind = "noise per round" if variant == PER_ROUND else variant
+    kind = "noise per round" if variant == PER_ROUND else variant.replace("-", " ")
     return f"{entry.title}{also}" + (f", {kind}" if kind else "")
 
 

@@ -20,7 +20,7 @@ from dpfedc.engine.run_record import RunRecord
 from dpfedc.errors import DataUnavailable
 from dpfedc.kernels.metrics import scores
 from dpfedc.research.datasets import LOADERS, Dataset, load
-from dpfedc.research.experiments.compared_methods import PER_ROUND, estimator
+from dpfedc.research.experiments.compared_methods import METHODS, estimator, variant_setting
 from dpfedc.research.experiments.experiment_spec import Cell, DataSpec, Experiment
 from dpfedc.research.experiments.results import Folder
 from dpfedc.research.partition import iid, kmeans_cells, label_shards
@@ -106,6 +106,7 @@ def run_experiment(
 
 def run_cell(cell: Cell, track: str = "nothing") -> tuple[RunRecord, dict[str, float]]:
     """Return the run record of a cell and its scores, with the seconds that the fit took."""
+    track = cell.track or track
     data = _dataset(cell.data, cell.seed)
     sites = _sites(cell.data, cell.partition, cell.seed)
     shared: dict[str, Any] = {
@@ -116,10 +117,8 @@ def run_cell(cell: Cell, track: str = "nothing") -> tuple[RunRecord, dict[str, f
         "random_state": cell.seed,
         "diagnostics": track != "nothing",
     }
-    if cell.variant == PER_ROUND:
-        shared["epsilon_per_round"] = True
-    elif cell.variant:
-        shared["variant"] = cell.variant
+    if cell.variant in METHODS[cell.method].variants:
+        shared |= variant_setting(cell.variant)
     if cell.method == "pooled-k-means":
         shared["n_init"] = _POOLED_STARTS
     model = estimator(cell.method, shared, dict(cell.settings), cell.epsilon)
@@ -139,7 +138,8 @@ def run_cell(cell: Cell, track: str = "nothing") -> tuple[RunRecord, dict[str, f
         "cell_settings": dict(cell.settings),
     }
     settings = {**record.settings, **experiment}
-    record = replace(record, settings=settings).with_exact(**results)
+    stamps = (*record.stamps, *cell.stamps)
+    record = replace(record, settings=settings, stamps=stamps).with_exact(**results)
     return record, {**found, "seconds": seconds}
 
 
@@ -197,7 +197,8 @@ def _unavailable(specs: set[DataSpec]) -> dict[str, str]:
 def _dataset(spec: DataSpec, seed: int) -> Dataset:
     """Return the records: the seed draws the subset where one is asked for."""
     options = {} if spec.n_records is None else {"n_records": spec.n_records, "seed": seed}
-    return load(spec.name, **options)
+    data = load(spec.name, **options)
+    return data if spec.unit == 1 else replace(data, X=data.X * np.float32(spec.unit))
 
 
 @lru_cache(maxsize=4)

@@ -32,6 +32,7 @@ from dpfedc.settings import Penalty, PrivacyTarget, number, one_of, whole
 
 AS_PUBLISHED = "as published; not a proof"
 NOT_ENFORCED = "gradient_bound is assumed, not enforced: no noise gives a finite epsilon"
+FALLING = "falling"
 PUBLISHED_FINAL_STEPS = 200
 PUBLISHED_ROUNDS = 100
 
@@ -47,7 +48,7 @@ class PublishedMethod(DPFedCMethod):
     settings = {  # noqa: RUF012
         **DP_FEDC.settings,
         "mean_energy": number(0.0, least=0),
-        "centroid_steps": whole(None, 1, free=(None,)),
+        "centroid_steps": whole(FALLING, 1, free=(FALLING,)),
         "batches": one_of("capped", "capped", "cycling"),
         "batch_gradient": one_of("scaled", "scaled", "sum"),
         "bound_on": one_of(MINI_BATCH, *BOUND_ON),
@@ -115,7 +116,7 @@ def _rounds(choices: SimpleNamespace, penalty: Penalty, per_round: int | None = 
         penalty=penalty,
         membership_steps=choices.membership_steps,
         extra_steps=10 if choices.extra_steps is None else choices.extra_steps,
-        constant_steps=choices.centroid_steps,
+        constant_steps=None if choices.centroid_steps == FALLING else choices.centroid_steps,
         batch_size=choices.batch_size,
         cycling=choices.batches == "cycling",
         scaled=choices.batch_gradient == "scaled",
