@@ -141,6 +141,10 @@ def test_account_of_the_papers_noise(dpfedc):
     _, out, _ = dpfedc("account", "--published", "--no-clipping")
     assert cells(out, "the same noise, by the accountant (PLD)")[1] == "infinite"
     assert "one record can change an upload by any amount" in " ".join(out.split())
+    _, out, _ = dpfedc("account", "--published", "--closest-reading")
+    assert cells(out, "the same noise, by the accountant (PLD)")[1] == "141.0"
+    assert cells(out, "if one record is replaced")[1] == "62.33"
+    assert cells(out, "if it is made null")[1] == "22.63"
 
 
 def test_account_by_hand_of_a_single_round(dpfedc):

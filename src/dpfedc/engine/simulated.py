@@ -220,7 +220,7 @@ class SimulatedSites:
         if stage.listens:
             others = np.setdiff1d(np.arange(self._seen.n_sites), cohort)
             if len(others):
-                listening = self._seen.batch(others, self._memory)
+                listening = self._seen.batch(others, self._memory, in_place=True)
                 stage.listen(listening, state)
                 self._seen.remember(listening, self._memory)
         return released

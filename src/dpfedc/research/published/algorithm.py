@@ -31,6 +31,7 @@ from dpfedc.kernels.objective import (
     membership_steps,
     record_losses,
 )
+from dpfedc.kernels.rows import by_columns, chunks
 from dpfedc.kernels.segments import padded_rows, segment_products, segment_sum
 from dpfedc.kernels.site_steps import local_centroid_step
 from dpfedc.kernels.stationarity import membership_stationarity
@@ -122,9 +123,8 @@ class Published(Stage):
     def listen(self, batch: SiteBatch, state: State) -> None:
         """Update the memberships; release nothing."""
         W = state["W"]
-        A = batch.X @ W.T
         batch.memory["H"] = membership_steps(
-            A, self._curvature(W), self.membership_steps, batch.memory["H"]
+            by_columns(batch.X, W), self._curvature(W), self.membership_steps, batch.memory["H"]
         )
 
     def local(
@@ -171,15 +171,17 @@ class Published(Stage):
         xp = array_namespace(W, H)
         rho, mu_h = self.penalty.orthogonality, self.penalty.membership_ridge
         mu_w, n_sites = self.penalty.centroid_ridge, len(batch.sites)
-        losses = record_losses(batch.X, W, H, rho=rho, mu_h=mu_h)
-        G = centroid_gradient(batch.X, W, H, mu_w=n_sites * mu_w) / n_sites
-        mean_loss = float(xp.mean(segment_sum(losses, batch.offsets)))
+        parts, slope = [], n_sites * mu_w * W
+        for at, X in chunks(batch.X):  # of what is formed, a core's cache holds a part
+            memberships = H[at : at + X.shape[0], :]
+            slope = slope + centroid_gradient(X, W, memberships, mu_w=0.0)
+            parts.append(record_losses(X, W, memberships, rho=rho, mu_h=mu_h))
+        mean_loss = float(xp.mean(segment_sum(xp.concat(parts), batch.offsets)))
+        curvature = membership_curvature(W, rho=rho, mu_h=mu_h)
         return {
             "objective": mean_loss + mu_w / 2 * float(xp.sum(W**2)),
-            "stationarity_w": float(xp.sum(G**2)),
-            **membership_stationarity(
-                batch.X @ W.T, H, membership_curvature(W, rho=rho, mu_h=mu_h)
-            ),
+            "stationarity_w": float(xp.sum((slope / n_sites) ** 2)),
+            **membership_stationarity(by_columns(batch.X, W), H, curvature),
         }
 
     @property
