@@ -24,7 +24,7 @@ def test_list_names_every_experiment(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     code, out, err = outcome(capsys, ["experiment", "list"])
     assert (code, err) == (0, "")
-    for name in ("fig-3", "fig-4", "table-1", "frontier", "convergence"):
+    for name in ("fig-3", "fig-4", "table-1", "frontier", "convergence", "reproduction"):
         assert name in out
 
 
@@ -41,6 +41,17 @@ def test_run_resume_and_report(dpfedc, tmp_path):
     page = (tmp_path / "results" / "report.html").read_text(encoding="utf-8")
     assert "dpfedc experiment run table-1 --quick --jobs 1" in re.sub("<[^>]+>", "", page)
     assert "quick: fewer seeds" in page
+
+
+def test_reproduction_makes_a_page_of_what_there_is(dpfedc, tmp_path):
+    text = TINY.replace('shown = "rounds"', 'shown = "reproduction"')
+    (tmp_path / "mine.toml").write_text(text)
+    code, out, err = dpfedc("run", "mine.toml", "--quick", "--jobs", "1")
+    assert (code, err) == (0, "")
+    assert "Page: results/tiny-quick/reproduction.md" in out
+    page = (tmp_path / "results" / "tiny-quick" / "reproduction.md").read_text(encoding="utf-8")
+    assert "| DP-FedC, closest reading (G chosen with labels) | 50.5 |  | not run |" in page
+    assert "dpfedc experiment run mine.toml --quick --jobs 1" in page
 
 
 def test_a_file_of_the_users_own_is_run(dpfedc, tmp_path):

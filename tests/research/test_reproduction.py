@@ -174,4 +174,4 @@ def test_the_page_is_made_from_runs(tmp_path):
     assert assumed.count("infinite") == 3
     closest = next(line for line in tables if line.startswith("| on each record, G = 4e4"))
     assert all(float(cell) > 0 for cell in closest.split("|")[4:7])
-    assert "| on each record, G = 4e3 | cannot be run |" in page
+    assert "| on each record, G = 4e3 | not run |" in page

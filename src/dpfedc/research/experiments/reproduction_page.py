@@ -43,7 +43,7 @@ from dpfedc.settings import PrivacyTarget
 from dpfedc.whole_files import write_whole
 
 PAGE = "reproduction.md"
-CANNOT = "cannot be run"
+NOT_RUN, REFUSED = "not run", "refused (below)"
 
 
 def write_reproduction(folder: Path) -> Path:
@@ -110,7 +110,7 @@ def _numbers(runs: Runs) -> Iterator[str]:
         cells = [f"*{row.title}*" if row.guess else row.title]
         for epsilon in (None, runs.epsilon):
             paper, found = PAPER_TABLE[row.paper_method]["mnist", epsilon], runs.row(row, epsilon)
-            verdict = number_verdict(_percent(found), paper) if found else CANNOT
+            verdict = number_verdict(_percent(found), paper) if found else NOT_RUN
             cells += [f"{paper:.1f}", _mean(found), verdict]
         rows.append([*cells, str(len(runs.row(row, None)))])
     head = [
@@ -211,10 +211,11 @@ def _noise(folder: Path, runs: Runs) -> Iterator[str]:
         "themselves. So none of these is a guarantee."
     )
     rows = []
+    refused = {row["variant"] for row in read_failures(folder) if row["epsilon"] == "20"}
     for title, variant in BOUNDS:
         found = runs.chosen("dp-fedc", variant, epsilon=runs.epsilon)
         if not found:
-            rows.append([title, CANNOT, "", "", "", ""])
+            rows.append([title, REFUSED if variant in refused else NOT_RUN, "", "", "", ""])
             continue
         own = variant in (CLOSEST, DEFAULTS)
         effect = "" if own else _effect(runs, variant, CLOSEST, runs.epsilon)

@@ -42,7 +42,7 @@ class Row:
 
 
 TABLE_ROWS = (
-    Row("DP-FedC, closest reading", "dp-fedc", CLOSEST, CLOSEST, "dp-fedc"),
+    Row("DP-FedC, closest reading (G chosen with labels)", "dp-fedc", CLOSEST, CLOSEST, "dp-fedc"),
     Row("DP-FedC, our defaults", "dp-fedc", DEFAULTS, DEFAULTS, "dp-fedc"),
     Row("FZKM", "fuzzy-c-means", "per-round", "", "fuzzy-c-means"),
     Row("FKM, sums and counts (its reference)", "federated-k-means", "per-round", "",
