@@ -83,7 +83,7 @@ def _heading(folder: Path, runs: Runs) -> Iterator[str]:
     yield (
         f"Made by `{manifest['command']}`, version {manifest['version']}, begun on "
         f"{manifest['date']}: {len(runs.results)} of {manifest['n_cells']} runs, "
-        f"{seconds / 60:.0f} minutes of one core for the fits alone. MNIST, 10,000 images at 100 "
+        f"whose fits took {seconds / 60:.0f} minutes together. MNIST, 10,000 images at 100 "
         "sites, 30 of them in each of 100 rounds unless a table says otherwise, delta 1e-4. Seeds "
         f"are {_seeds(runs)}; none of them was used to choose anything. Accuracy in per cent, mean "
         "± standard error; differences are paired, seed by seed."
@@ -102,8 +102,14 @@ def _numbers(runs: Runs) -> Iterator[str]:
         "A number is *reproduced* if ours is within two standard errors of it and within 2 points, "
         "*close* if it is within 5 points, and else *not reproduced*. The paper gives no spread; "
         "its mean of 5 runs is taken to have ours. Rivals have the paper's noise, epsilon 20 in "
-        "every round, but for the average of local means, which has 20 / sqrt(p R). Rows in "
-        "italics are our guess at what was run: the paper does not say."
+        "every round, but for the average of local means, which has 20 / sqrt(p R)."
+    )
+    yield (
+        "Two kinds of rows are to be read with care. The bound G behind the closest reading at 20 "
+        "was chosen with labels: the row shows that some G gives such a number, not how to find "
+        "it. Rows in italics are our guess at what was run, since the paper does not say; the "
+        "start of the average of local means is the one of four that came nearest to the paper "
+        "with other seeds."
     )
     rows = []
     for row in TABLE_ROWS:
@@ -150,7 +156,8 @@ def _claims(runs: Runs) -> Iterator[str]:
         "more than two standard errors above zero, contradicted if it is as far below, and else "
         "undecided. It is *reproduced* if it is held everywhere, *close* if it is held somewhere "
         "and contradicted nowhere, and else *not reproduced*. A run converges faster if its log "
-        "objective, averaged over the rounds, is lower."
+        "objective, averaged over the rounds, is lower. Settings that cannot be run (at the end) "
+        "are not counted."
     )
     found = all_claims(runs)
     head = ["where", "claim", "reading", "held / undecided / contradicted", "verdict"]
