@@ -118,6 +118,8 @@ class ClusterModel:
                 raise InvalidInput("prototypes must be in the order of their clusters")
         elif self.by_prototype or self.prototypes is not None or self.groups is not None:
             raise InvalidInput("prototypes must have groups, and groups prototypes")
+        if self.choice is not None and self.choice.n_clusters != k:
+            raise InvalidInput(f"choice must be of {k} clusters, got {self.choice.n_clusters}")
         for cluster, name in self.names.items():
             require_integer("a cluster with a name", cluster, least=0, most=k - 1)
             require_name(name)
@@ -173,7 +175,10 @@ class ClusterModel:
         errors = None
         if self.centers is not None and self.center_errors is not None:
             errors = (self.scale or 1.0) * self.center_errors
-        return summarized(
+        made_of = None
+        if self.groups is not None:
+            made_of = np.bincount(self.groups.astype(int), minlength=len(self.directions)).tolist()
+        found = summarized(
             self.cluster_centers,
             interval=self.center_interval(),
             seen=self.seen_centers,
@@ -187,7 +192,9 @@ class ClusterModel:
             about=self.about,
             far_out=self.far_out,
             stability=self.stability,
+            n_prototypes=made_of,
         )
+        return replace(found, choice=self.choice, by_prototype=self.by_prototype)
 
     @property
     def far_out(self) -> npt.NDArray[np.bool_]:

@@ -8,7 +8,7 @@ from support.summaries import CENTERS, plain_model, table_model
 
 
 def shown(model, shape=None):
-    return groups_of(model.summary(), model.cluster_centers, shape)
+    return groups_of(model, model.summary(), shape)
 
 
 def rows(groups):

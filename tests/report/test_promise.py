@@ -116,7 +116,7 @@ def test_a_run_for_persons_says_so():
     assert "600 records" in summary_sentences(old, table_model())[0]
     alone = replace(old, settings={**settings, "n_sites": 1})
     assert summary_sentences(alone, plain_model(np.eye(2)))[0].endswith(
-        "at one site were put into 3 clusters by 2 columns."
+        "at one site were put into 2 clusters by 2 columns."
     )
 
 

@@ -12,6 +12,7 @@ import typer
 
 from dpfedc import __version__
 from dpfedc.cli.account import account
+from dpfedc.cli.choose_k import choose_k
 from dpfedc.cli.demo import demo
 from dpfedc.cli.evaluate import evaluate
 from dpfedc.cli.experiment import experiment
@@ -31,7 +32,7 @@ from dpfedc.errors import DPFedCError
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
-for _command in (demo, plan, fit, show, name, predict, evaluate, report, account):
+for _command in (demo, plan, fit, choose_k, show, name, predict, evaluate, report, account):
     app.command()(_command)
 app.add_typer(schema)
 app.add_typer(experiment)

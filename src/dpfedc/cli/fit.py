@@ -7,12 +7,20 @@ from typing import Annotated
 
 import typer
 
+from dpfedc.cli.cluster_options import (
+    Clusters,
+    ClusterShape,
+    KRange,
+    Prototypes,
+    Shape,
+    cluster_settings,
+)
 from dpfedc.cli.console import print_path
 from dpfedc.cli.input_records import DEFAULT_SITES, Deal, Tables, given_records
 from dpfedc.cli.options import (
     FILES_HELP,
+    METHOD,
     PRIVACY,
-    Clusters,
     ColludingSites,
     DatabaseTable,
     Decimals,
@@ -46,7 +54,7 @@ from dpfedc.cli.options import (
 from dpfedc.cli.trial import run_trial
 from dpfedc.errors import InvalidInput
 
-_METHOD, _SIMULATION = "Method", "Simulated sites"
+_SIMULATION = "Simulated sites"
 
 
 def fit(
@@ -88,12 +96,15 @@ def fit(
     table: DatabaseTable = None,
     order_by: OrderBy = None,
     password_env: PasswordEnv = None,
+    k_range: KRange = None,
+    shape: ClusterShape = Shape.AUTO,
+    prototypes: Prototypes = None,
     variant: Annotated[
         Variant,
         typer.Option(
             metavar="NAME",
             help="normalized (the method as improved here) or published (as in the paper).",
-            rich_help_panel=_METHOD,
+            rich_help_panel=METHOD,
         ),
     ] = Variant.NORMALIZED,
     rounds: Annotated[
@@ -101,13 +112,13 @@ def fit(
         count_option(
             "Rounds of the search for clusters. Every round needs its share of the budget.",
             show_default="chosen by the planner",
-            rich_help_panel=_METHOD,
+            rich_help_panel=METHOD,
         ),
     ] = None,
     sites_per_round: Annotated[
         int | None,
         count_option(
-            "How many sites take part in a round.", show_default="all", rich_help_panel=_METHOD
+            "How many sites take part in a round.", show_default="all", rich_help_panel=METHOD
         ),
     ] = None,
     nonnegative: Annotated[
@@ -115,7 +126,7 @@ def fit(
         flag_option(
             "--nonnegative",
             "Declare that no value is below 0 (counts, pixels). Centres then stay so too.",
-            rich_help_panel=_METHOD,
+            rich_help_panel=METHOD,
         ),
     ] = False,
     epsilon: Epsilon = None,
@@ -225,8 +236,9 @@ def fit(
     FILES are tables: .csv or .tsv (also .gz), .parquet, .arrow, .xlsx, .npz or .npy, or a database
     URL with --table. Several: one for each site. With --schema, tables are taken as they stand:
     categories, gaps, several rows per person. Without it, all columns must be numbers.
-    Writes model.npz (for predict and evaluate), centres.csv, labels.csv (site, id, cluster),
-    run.jsonl (what happened in each round) and report.html into the output folder.
+    Writes model.npz (for predict and evaluate), centres.csv, prototypes.csv if clusters are made
+    of several each, labels.csv (site, id, cluster), run.jsonl (what happened in each round) and
+    report.html into the output folder.
     """
     options = locals()
     from dpfedc.report.folder import require_results_folder
@@ -252,7 +264,7 @@ def fit(
         title=f"Clusters in {given.name}",
         command=ctx.obj,
         compare=compare,
-        n_clusters=clusters,
+        **cluster_settings(clusters, k_range, shape, prototypes),
         **privacy,
         ledger=ledger,
         norm_bound="auto" if norm_bound is None else norm_bound,

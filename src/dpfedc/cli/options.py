@@ -12,6 +12,7 @@ import typer
 from dpfedc.errors import InvalidInput
 
 _COLUMNS, _READING, PRIVACY = "Columns", "How tables are read", "Privacy"
+METHOD = "Method"
 
 DEFAULT_EPSILON = 1.0
 
@@ -205,12 +206,6 @@ Drop = Annotated[
         "be numbers.",
         rich_help_panel=_COLUMNS,
         show_default=False,
-    ),
-]
-Clusters = Annotated[
-    int,
-    typer.Option(
-        parser=whole_number, metavar="K", help="How many clusters to find.", show_default=False
     ),
 ]
 Seed = Annotated[

@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpfedc.cli.cluster_options import (
+    AUTO,
+    Clusters,
+    ClusterShape,
+    KRange,
+    Prototypes,
+    Shape,
+    cluster_settings,
+)
 from dpfedc.cli.console import print_paragraphs, print_path
 from dpfedc.cli.options import (
-    Clusters,
     ColludingSites,
     Delta,
     Epsilon,
@@ -67,6 +75,9 @@ def plan(
     unit: WhatIsProtected = None,
     sites_per_person: SitesPerPerson = None,
     sampling_probability: SamplingProbability = 1.0,
+    k_range: KRange = None,
+    shape: ClusterShape = Shape.AUTO,
+    prototypes: Prototypes = None,
     rounds: Annotated[
         int | None,
         count_option("Rounds of the search for clusters.", show_default="chosen by the planner"),
@@ -125,7 +136,7 @@ def plan(
         ),
         "unit": str(unit or (table.unit if table else Unit.RECORD)),
         "sites_per_person": sites_per_person or (table.sites_per_person if table else 1),
-        "n_clusters": clusters,
+        **cluster_settings(clusters, k_range, shape, prototypes),
         "n_rounds": "auto" if rounds is None else rounds,
         "sites_per_round": sites_per_round,
         "norm_bound": 1.0 if bound_declared else "auto",
@@ -135,7 +146,8 @@ def plan(
         from dpfedc.report.output_files import require_plan_path
 
         require_plan_path(save_plan)
-    require_feasible(int(sizes.sum()), len(sizes), clusters, sites_per_round, sampling_probability)
+    least = 2 if clusters == AUTO else clusters
+    require_feasible(int(sizes.sum()), len(sizes), least, sites_per_round, sampling_probability)
     n_features = features if table is None else len(table.features)
     layout = None if table is None else table.layout
     run_plan, facts, target = planned(settings, Federation(n_features or 1, sizes, layout))

@@ -167,10 +167,9 @@ def _carried_out(
     from dpfedc.deployment.heads import KeptHeads
     from dpfedc.deployment.runs import LOCK, acceptances, is_over, judged, publish, run_folder
     from dpfedc.privacy.statement import counted
-    from dpfedc.report.folder import CENTERS_NAME, write_page
-    from dpfedc.report.output_files import centers_table
+    from dpfedc.report.folder import model_tables, write_page
     from dpfedc.report.promise import privacy_paragraphs, verdict_paragraphs
-    from dpfedc.whole_files import locked, write_whole
+    from dpfedc.whole_files import locked, write_together
 
     path, short = run_folder(folder, agreement), agreement.digest[:12]
     heads = KeptHeads(folder.path)
@@ -197,7 +196,7 @@ def _carried_out(
             # The run is paid for: its model must reach the sites whatever a rehearsal does.
             print_sentence(f"No verdict could be found: {error}", style="red")
         have = publish(mailbox, agreement, path)
-    write_whole(path / CENTERS_NAME, centers_table(finished.model))
+    write_together(path, model_tables(finished.model))
     page = write_page(path)
     print_paragraphs(
         [*verdict_paragraphs(finished.record.results), *privacy_paragraphs(finished.record)]

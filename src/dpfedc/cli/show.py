@@ -58,6 +58,9 @@ def show(
         print(text.as_markdown(reading), end="")
     else:
         print_paragraphs(text.opening(reading))
+        choice = reading.summary.choice
+        if choice is not None:
+            print_table(choice.HEAD, choice.rows())
         print_table(*cluster_text.brief_rows(reading.summary), words=True)
         for cluster in reading.summary.clusters:
             rows = cluster_text.detail_rows(cluster)

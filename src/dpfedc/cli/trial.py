@@ -95,6 +95,8 @@ def print_outcome(record: RunRecord, model: ClusterModel) -> None:
 
     for sentence in summary_sentences(record, model):
         print_sentence(sentence)
+    if model.choice is not None:
+        print_paragraphs(model.choice.paragraphs())
     print_table(*brief_rows(model.summary()), words=True)
     print_paragraphs(verdict_paragraphs(record.results))
     head, rows = recorded_scores(record)

@@ -102,7 +102,8 @@ class Method(ABC):
         """Return about how many multiplications one record takes in a round."""
         choices = vars(self.checked(given, facts))
         cells = choices.get("cells")
-        k = max(choices["n_clusters"], cells if isinstance(cells, int) else 0)
+        asked = (choices["n_clusters"], cells, choices.get("n_prototypes"))
+        k = max(n for n in asked if isinstance(n, int))
         return float(k * (facts.n_features + k * choices.get("membership_steps", 1)))
 
     @abstractmethod

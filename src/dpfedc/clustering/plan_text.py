@@ -88,7 +88,10 @@ def _unit(plan: RunPlan) -> str:
 
 def _subject(plan: RunPlan, facts: Federation) -> str:
     unit = _unit(plan)
-    n_clusters = getattr(plan.stages[-1], "n_clusters", 0)
+    last = plan.stages[-1]
+    most = getattr(last, "n_clusters", 0)
+    least = getattr(last, "least_clusters", most)
+    clusters = counted(most, "cluster") if least == most else f"{least:,} to {most:,} clusters"
     sizes = facts.records_per_site
     least, most = int(sizes.min()), int(sizes.max())
     where = f"at {facts.n_sites:,} sites with {least:,} to {most:,} {unit}s each"
@@ -97,7 +100,7 @@ def _subject(plan: RunPlan, facts: Federation) -> str:
     if facts.n_sites == 1:
         where = "at one site"
     return (
-        f"Plan: {counted(n_clusters, 'cluster')} among {counted(facts.n_records, unit)} with "
+        f"Plan: {clusters} among {counted(facts.n_records, unit)} with "
         f"{counted(facts.n_features, 'feature')} {where}. It is made from these numbers alone; no "
         "record was read."
     )

@@ -100,6 +100,19 @@ def _numbered(labels: Int) -> Int:
     return np.unique(labels, return_inverse=True)[1].reshape(-1)
 
 
+def shortest_trees(prototypes: Float, groups: Int) -> Int:
+    """Return pairs (rows): for each group the tree through its prototypes that is shortest."""
+    from scipy.sparse.csgraph import minimum_spanning_tree
+    from scipy.spatial.distance import pdist, squareform
+
+    pairs = [np.empty((0, 2), dtype=np.int64)]
+    for group in np.unique(groups):
+        members = np.flatnonzero(groups == group)
+        tree = minimum_spanning_tree(squareform(pdist(prototypes[members])))
+        pairs.append(members[np.stack(tree.nonzero(), axis=1)])
+    return np.concatenate(pairs)
+
+
 MAX_LINK = 0.6
 """Stronger links say no more than this one: the groups are one."""
 

@@ -45,7 +45,7 @@ def sizes_figure(
     # Beyond 40 clusters three keys of the colour scale tell more than a wall of them.
     keys = range(n_clusters) if n_clusters <= 40 else (0, n_clusters // 2, n_clusters - 1)
     figure, axes = _blank((1.1 + 0.27 * n_sites if in_rows else 3.2) + 0.02 * len(keys))
-    for c, color in enumerate(_cluster_colors(n_clusters)):
+    for c, color in enumerate(cluster_colors(n_clusters)):
         style: dict[str, Any] = {"color": color, "label": str(c) if c in keys else "_"}
         above = below + counts[:, c]
         if in_rows:
@@ -86,12 +86,14 @@ def _write_legend(figure: Figure) -> None:
         text.set(parse_math=False, color=INK)
 
 
-def _cluster_colors(n_clusters: int) -> list[Any]:
+def cluster_colors(n_clusters: int) -> list[str]:
+    """Return a colour for each cluster: distinct ones, or a scale where there are many."""
     from matplotlib import colormaps
+    from matplotlib.colors import to_hex
 
     if n_clusters <= len(CLUSTERS):
         return list(CLUSTERS[:n_clusters])
-    return list(colormaps["viridis"](np.linspace(0, 0.97, n_clusters)))
+    return [to_hex(color) for color in colormaps["viridis"](np.linspace(0, 0.97, n_clusters))]
 
 
 def _blank(height: float) -> tuple[Figure, Axes]:

@@ -13,6 +13,7 @@ from dpfedc.report.output_files import (
     SHAREABLE_HEAD,
     Labels,
     centers_table,
+    prototypes_table,
     read_sizes,
     require_replaceable,
     require_writable,
@@ -24,9 +25,11 @@ from dpfedc.report.summary_text import Reading
 from dpfedc.whole_files import write_together
 
 RECORD_NAME, MODEL_NAME = "run.jsonl", "model.npz"
-CENTERS_NAME, LABELS_NAME = "centres.csv", "labels.csv"
+CENTERS_NAME, PROTOTYPES_NAME, LABELS_NAME = "centres.csv", "prototypes.csv", "labels.csv"
 PAGE_NAMES = (PAGE_NAME, SHAREABLE_NAME)
-FILE_NAMES = (RECORD_NAME, MODEL_NAME, CENTERS_NAME, LABELS_NAME, *PAGE_NAMES)
+FILE_NAMES = (
+    RECORD_NAME, MODEL_NAME, CENTERS_NAME, PROTOTYPES_NAME, LABELS_NAME, *PAGE_NAMES,
+)  # fmt: skip
 
 
 def require_results_folder(folder: Path, *, inputs: Iterable[Path] = ()) -> None:
@@ -63,12 +66,21 @@ def write_results(
         # The record marks the folder as ours even if moving the rest is interrupted.
         RECORD_NAME: record.to_bytes(),
         MODEL_NAME: model.to_bytes(),
-        CENTERS_NAME: centers_table(model),
+        **model_tables(model),
         LABELS_NAME: labels.to_bytes(),
     }
+    gone = (*PAGE_NAMES, *({PROTOTYPES_NAME} - files.keys()))
     folder.mkdir(parents=True, exist_ok=True)
-    write_together(folder, files, gone=PAGE_NAMES, private=(LABELS_NAME,))
+    write_together(folder, files, gone=gone, private=(LABELS_NAME,))
     return write_page(folder)
+
+
+def model_tables(model: ClusterModel) -> dict[str, bytes]:
+    """Return the tables of a model: its centres, and what they are made of if it is several."""
+    found = {CENTERS_NAME: centers_table(model)}
+    if model.prototypes is not None:
+        found[PROTOTYPES_NAME] = prototypes_table(model)
+    return found
 
 
 def model_file(path: Path) -> Path:

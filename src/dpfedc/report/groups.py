@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from dpfedc.privacy.statement import percent
+from dpfedc.model_file import ClusterModel
+from dpfedc.privacy.statement import counted, percent
+from dpfedc.report.line_charts import LineChart, choice_chart
 from dpfedc.report.pictures import center_pictures, inlined
+from dpfedc.report.prototype_map import PrototypeMap, prototype_map
 from dpfedc.summary.cluster_summary import (
     FEW,
     MISSING,
@@ -27,6 +30,8 @@ Float = npt.NDArray[np.float64]
 MAX_ROWS = 40
 """So many columns are shown at most, those first that tell the clusters apart."""
 _FACTS_OF_MANY, _MANY = 2, 6
+MAX_PICTURES = 12
+"""Of the prototypes of a cluster."""
 _DEEPEST = 2.0
 """A value so many spreads away from that of all has the strongest colour."""
 
@@ -53,6 +58,9 @@ class Card:
     more: int
     note: str
     picture: str
+    made_of: str = ""
+    prototypes: tuple[str, ...] = ()
+    """Pictures of what it is made of."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,8 @@ class Groups:
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
     certainty: Certainty
+    map: PrototypeMap | None = None
+    choice: LineChart | None = None
 
     @property
     def bars_words(self) -> str:
@@ -101,35 +111,54 @@ class Groups:
 
 
 def groups_of(
-    summary: ClusterSummary, centers: npt.ArrayLike, image_shape: Sequence[int] | None = None
+    model: ClusterModel, summary: ClusterSummary, image_shape: Sequence[int] | None = None
 ) -> Groups:
     """Return the clusters as a page shows them; with an `image_shape`, their centres as pictures.
 
-    `centers` are in data units.
+    What clusters are made of is then shown as pictures as well, and else on a map.
     """
-    pictures, n_facts, rows, n_hidden = [""] * len(summary.clusters), FEW, list[Row](), 0
+    k = len(summary.clusters)
+    of_prototypes: list[tuple[str, ...]] = [()] * k
+    pictures, n_facts, rows, n_hidden = [""] * k, FEW, list[Row](), 0
     if image_shape is not None:
-        pictures, n_facts = [inlined(png) for png in center_pictures(centers, image_shape)], 0
+        places = model.cluster_centers
+        if model.groups is not None:
+            places = np.vstack([places, model.prototype_centers])
+        every, n_facts = [inlined(png) for png in center_pictures(places, image_shape)], 0
+        pictures = every[:k]
+        if model.groups is not None:
+            of_prototypes = [_some(every[k:], model.groups == c) for c in range(k)]
     else:
         rows, n_hidden = _rows(summary)
         if len(summary.clusters) > _MANY:
             n_facts = _FACTS_OF_MANY
     return Groups(
         summary.unit,
-        tuple(_card(c, n_facts, p) for c, p in zip(summary.clusters, pictures, strict=True)),
+        tuple(map(_card, summary.clusters, [n_facts] * k, pictures, of_prototypes)),
         tuple(c.name or f"Cluster {c.number}" for c in summary.clusters),
         tuple(rows),
         n_hidden,
         summary.left_out if rows else (),
         replace(summary, stamps=()).notes,  # the page shows them by itself
         summary.centers,
+        prototype_map(model, summary) if image_shape is None else None,
+        None if summary.choice is None else choice_chart(summary.choice),
     )
 
 
-def _card(cluster: Cluster, n_facts: int, picture: str) -> Card:
+def _some(pictures: Sequence[str], of_cluster: npt.NDArray[np.bool_]) -> tuple[str, ...]:
+    return tuple(pictures[i] for i in np.flatnonzero(of_cluster)[:MAX_PICTURES])
+
+
+def _card(cluster: Cluster, n_facts: int, picture: str, prototypes: tuple[str, ...]) -> Card:
     size = "size not known"
     if cluster.size is not None:
         size = f"{size_text(cluster)} {cluster.unit}{'s' * (cluster.size != 1)}"
+    n, made_of = cluster.n_prototypes, ""
+    if n:
+        made_of = f"made of {counted(n, 'prototype')}"
+        if 0 < len(prototypes) < n:
+            made_of += f", of which {len(prototypes)} are shown"
     facts = [_fact(column) for column in cluster.most_apart[:n_facts]]
     return Card(
         cluster.title,
@@ -140,6 +169,8 @@ def _card(cluster: Cluster, n_facts: int, picture: str) -> Card:
         len(cluster.apart) - len(facts) if n_facts else 0,
         cluster.note if not picture or not cluster.is_mean else "",
         picture,
+        made_of,
+        prototypes,
     )
 
 

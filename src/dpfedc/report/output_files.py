@@ -49,6 +49,15 @@ def centers_table(model: ClusterModel) -> bytes:
     return csv_bytes([*head, *features], rows)
 
 
+def prototypes_table(model: ClusterModel) -> bytes:
+    """Return one row per prototype that clusters are made of: its cluster, its place."""
+    places = model.prototype_centers
+    features = model.feature_names or [f"x{f}" for f in range(places.shape[1])]
+    groups = range(len(places)) if model.groups is None else model.groups.astype(int).tolist()
+    rows = zip(groups, *([str(value) for value in f] for f in places.T), strict=True)
+    return csv_bytes([CLUSTER + "_" * (CLUSTER in features), *features], rows)
+
+
 @dataclass(frozen=True, eq=False)
 class Labels:
     """The cluster of each record (-1: it is null), its site, and its id as the table has it.

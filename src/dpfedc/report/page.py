@@ -77,7 +77,7 @@ def report_content(
         record=record,
         summary=summary_sentences(record, model),
         reading=reading,
-        groups=groups_of(reading.summary, model.cluster_centers, results.get("image_shape")),
+        groups=groups_of(model, reading.summary, results.get("image_shape")),
         privacy=privacy_in_short(record),
         details=privacy_paragraphs(record),
         stages=Table(stages_caption(record), STAGES_HEAD, stages) if stages else None,

@@ -80,8 +80,8 @@ def shareable_content(model: ClusterModel, record: RunRecord) -> ShareableConten
         ),
         reading=reading,
         groups=groups_of(
+            model,
             reading.summary,
-            model.cluster_centers,
             None if shape is None else tuple(int(n) for n in shape),
         ),
         privacy=tuple(promise_in_short(promise)),

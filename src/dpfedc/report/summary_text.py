@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from dpfedc.privacy.statement import counted
 from dpfedc.report.promise import verdict_paragraphs
+from dpfedc.summary.choice_of_k import ChoiceOfK
 from dpfedc.summary.cluster_summary import (
     Certainty,
     Cluster,
@@ -71,15 +73,29 @@ def opening(reading: Reading) -> list[str]:
     """Return what a reader must know first, as paragraphs with a subject."""
     summary = reading.summary
     paragraphs = verdict_paragraphs({"verdict": reading.verdict, "doubts": reading.doubts})
+    if summary.choice is not None:
+        paragraphs += summary.choice.paragraphs()
+    if any(cluster.n_prototypes for cluster in summary.clusters):
+        paragraphs.append(f"Made of: {made_of_words(summary)}")
     paragraphs.append(f"How sure: {' '.join(summary.notes)}")
     if summary.left_out:
         paragraphs.append(f"Left out: {', '.join(summary.left_out)}.")
     return paragraphs
 
 
+def made_of_words(summary: ClusterSummary) -> str:
+    """Return how many prototypes the clusters are made of, in a sentence."""
+    numbers = [cluster.n_prototypes for cluster in summary.clusters]
+    each = ", ".join(f"{n} in cluster {c}" for c, n in enumerate(numbers))
+    return f"{counted(sum(numbers), 'prototype')}: {each}."
+
+
 def as_markdown(reading: Reading) -> str:
     """Return the clusters as Markdown, with what sets each apart."""
     lines = [f"{_escaped(text)}\n" for text in opening(reading)]
+    choice = reading.summary.choice
+    if choice is not None:
+        lines += [*_markdown_table(choice.HEAD, choice.rows()), ""]
     lines += _markdown_table(*brief_rows(reading.summary))
     for cluster in reading.summary.clusters:
         lines.append(f"\n## {_escaped(heading(cluster))}\n")
@@ -114,9 +130,19 @@ def as_json(reading: Reading) -> str:
         "stamps": list(summary.stamps),
         "size_certainty": summary.sizes,
         "certainty": summary.centers,
+        "choice": None if summary.choice is None else _choice_object(summary.choice),
         "clusters": [_cluster_object(cluster) for cluster in summary.clusters],
     }
     return json.dumps(found, indent=1, allow_nan=False)
+
+
+def _choice_object(choice: ChoiceOfK) -> dict[str, Any]:
+    return {
+        "n_clusters": choice.n_clusters,
+        "clear": choice.clear,
+        "step": choice.step,
+        "curve": [asdict(point) for point in choice.curve],
+    }
 
 
 def _cluster_object(cluster: Cluster) -> dict[str, Any]:
@@ -129,6 +155,7 @@ def _cluster_object(cluster: Cluster) -> dict[str, Any]:
         "share": cluster.share,
         "note": cluster.note,
         "is_mean": cluster.is_mean,
+        "n_prototypes": cluster.n_prototypes,
         "set_apart_by": [column.name for column in cluster.apart],
         "columns": [
             {

@@ -9,11 +9,13 @@ from typing import Any
 
 from dpfedc.errors import InvalidInput
 from dpfedc.settings import require_integer, require_number
+from dpfedc.summary.summarizing import CERTAIN
 
 MIN_STEP = 0.1
 """A choice is clear if links fall by so much: on uniform and on normal records they fell by less
 than half of that, between clusters that touch by more (docs/decisions/0017-any-shape.md)."""
-MAX_POINTS = 1000
+MAX_POINTS, MAX_LINK = 1000, 1e9
+"""Of a curve that comes from elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,9 @@ class ChoiceOfK:
     step: float
     curve: tuple[KPoint, ...]
 
+    HEAD = ("clusters", "link of the closest two", "")
+    """Of `rows`."""
+
     @property
     def clear(self) -> bool:
         """Return whether the records support the choice."""
@@ -60,27 +65,40 @@ class ChoiceOfK:
         curve = plain["curve"]
         if set(plain) != {"n_clusters", "step", "curve"} or not isinstance(curve, list):
             raise InvalidInput("a choice of k must have n_clusters, step and curve, got others")
-        if len(curve) > MAX_POINTS:
-            raise InvalidInput(f"curve must have at most {MAX_POINTS} points, got {len(curve)}")
+        if not 1 <= len(curve) <= MAX_POINTS:
+            raise InvalidInput(f"curve must have 1 to {MAX_POINTS} points, got {len(curve)}")
+        points = tuple(_point(*point) for point in curve)
+        low, high = points[0].n_clusters, points[-1].n_clusters
+        if [point.n_clusters for point in points] != list(range(low, low + len(points))):
+            raise InvalidInput("curve must have every number of clusters once, in order")
         return cls(
-            require_integer("n_clusters", plain["n_clusters"], least=1),
+            require_integer("n_clusters", plain["n_clusters"], least=low, most=high),
             require_number("step", plain["step"], least=0),
-            tuple(_point(*point) for point in curve),
+            points,
         )
 
-    def sentences(self) -> Iterator[str]:
-        """Yield what people should know of the choice."""
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return the curve as rows of a table, under HEAD."""
+        return [
+            (str(p.n_clusters), _link_text(p), "chosen" * (p.n_clusters == self.n_clusters))
+            for p in self.curve
+        ]
+
+    def paragraphs(self) -> Iterator[str]:
+        """Yield what people should know of the choice, each with its subject and a colon."""
         low, high = self.curve[0].n_clusters, self.curve[-1].n_clusters
-        yield f"Number of clusters: {self.n_clusters}, chosen from {low} to {high}."
+        word = "clear" if self.clear else "not clear"
+        yield f"Number: {self.n_clusters} clusters, chosen from {low} to {high}. It is {word}."
+        rise = (
+            f"with more than {self.n_clusters} clusters the closest two hang together by "
+            f"{self.step:.2f} more than with so many or fewer"
+        )
         if self.clear:
-            yield (
-                f"The choice is clear: links between clusters fall by {self.step:.2f} there "
-                f"(from {MIN_STEP:g} on it is clear)."
-            )
+            yield f"Why: {rise}; from {MIN_STEP:g} on that is clear."
         else:
             yield (
-                f"The choice is not clear: links fall by {self.step:.2f} only, expected at least "
-                f"{MIN_STEP:g}. The records may have no clusters, or such as overlap."
+                f"Why: {rise}, expected at least {MIN_STEP:g}. The records may have no clusters, "
+                f"or such as overlap; {self.n_clusters} is the best guess."
             )
 
 
@@ -91,10 +109,21 @@ def choice_from(n_clusters: int, step: float, numbers: Any, links: Any, errors: 
     return ChoiceOfK(n_clusters, float(step), curve)
 
 
+def _link_text(point: KPoint) -> str:
+    """Return a link with its 95 % error bar."""
+    if point.link is None:
+        return "not so many to make"
+    error = f" ± {CERTAIN * point.error:.2f}" if point.error else ""
+    return f"{point.link:.2f}{error}"
+
+
 def _known(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
 def _point(n_clusters: Any, link: Any, error: Any) -> KPoint:
-    values = (None if v is None else require_number("a link", v, least=-1e9) for v in (link, error))
-    return KPoint(require_integer("n_clusters", n_clusters, least=1), *values)
+    return KPoint(
+        require_integer("n_clusters", n_clusters, least=1, most=10**6),
+        None if link is None else require_number("a link", link, least=-MAX_LINK, most=MAX_LINK),
+        None if error is None else require_number("an error", error, least=0, most=MAX_LINK),
+    )

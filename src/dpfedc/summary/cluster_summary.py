@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpfedc.errors import InvalidInput
 from dpfedc.settings import enumerated
+
+if TYPE_CHECKING:
+    from dpfedc.summary.choice_of_k import ChoiceOfK
 
 FEW, HARDLY, TELLING = 6, 0.01, 3
 """So many columns are shown as setting a cluster apart, down to this part of the first one's, and
@@ -101,6 +104,8 @@ class Cluster:
     share: float | None
     is_mean: bool
     columns: tuple[ColumnSummary, ...]
+    n_prototypes: int = 0
+    """How many prototypes it is a group of; 0 if clusters are not made of any."""
 
     @property
     def title(self) -> str:
@@ -146,6 +151,10 @@ class ClusterSummary:
     of_table: bool = False
     stability: float | None = None
     """How much the clusters would agree if the server had started elsewhere; None: not known."""
+    choice: ChoiceOfK | None = None
+    """How the number of clusters was chosen, if it was."""
+    by_prototype: bool = False
+    """Whether a record belongs to the cluster of the nearest prototype."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -153,6 +162,12 @@ class ClusterSummary:
         said = [*_certainty_words(self.sizes, self.centers)]
         if self.far_out:
             said.append(_far_out_words(self.far_out, self.unit))
+        if self.by_prototype:
+            said.append(
+                f"A {self.unit} belongs to the cluster of its nearest prototype. A cluster of "
+                "several may have any shape: its centre is their mean, and need not be typical of "
+                "it or lie within it."
+            )
         if self.of_table:
             said.append(
                 "A gap counts as its column's mean, so a column with many gaps lies nearer to the "

@@ -52,11 +52,12 @@ def summarized(
     about: Mapping[str, Any],
     far_out: npt.NDArray[np.bool_],
     stability: float | None = None,
+    n_prototypes: Sequence[int] | None = None,
 ) -> ClusterSummary:
     """Return the summary of clusters from their `centers` in data units.
 
     `seen` are the centres as the clustering saw them, with standard deviations `seen_errors`
-    (infinite for a centre that is no mean).
+    (infinite for a centre that is no mean). `n_prototypes` is how many each cluster is made of.
     """
     k, m = centers.shape
     known = np.ones((k, m)) if seen_errors is None else np.isfinite(seen_errors)
@@ -90,7 +91,8 @@ def summarized(
         size = _size(c, sizes, size_errors)
         share = None if sizes is None else float(_weights(counts)[c])
         name = names.get(c, "")
-        clusters.append(Cluster(c, name, unit, *size, share, bool(is_mean[c]), columns))
+        made_of = 0 if n_prototypes is None else n_prototypes[c]
+        clusters.append(Cluster(c, name, unit, *size, share, bool(is_mean[c]), columns, made_of))
     return ClusterSummary(
         unit,
         _certainty(None if sizes is None else size_errors),

@@ -4,7 +4,8 @@ A reference mixture has clusters of equal size, round, as wide in every directio
 (above 50 columns: in 50 random ones), with centres from a normal law. Its separation is the mean
 distance of a centre to the next, in standard deviations of a cluster. In a table a number lies well
 inside its range, and a cluster has a favourite value of every category. A released mixture has
-the centres, the sizes and the spread that a run released.
+the centres, the sizes and the spread that a run released; where clusters are made of prototypes,
+its records lie around these and along the lines that join them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from dpfedc.clustering.method import Settings, checked_ranges, declares_bound
 from dpfedc.clustering.run_plan import Federation
 from dpfedc.kernels.column_view import unseen
+from dpfedc.kernels.merge_tree import shortest_trees
 from dpfedc.model_file import ClusterModel
 from dpfedc.tables.layout import GAPS, NUMBER, SHARES, Layout
 
@@ -39,6 +41,8 @@ MEAN_SQUARE = 0.6
 """The mean squared length of records whose typical length is 1 / 1.3: how they are scaled."""
 LEAST_WITHIN = 0.05
 """No cluster is narrower than this, in mean squared length, whatever noise says."""
+SAMPLE = 2000
+"""Places that tell how far those of a cluster are from its centre."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +91,19 @@ def released_mixture(model: ClusterModel, layout: Layout | None) -> Mixture | No
     if within is None:
         within = MEAN_SQUARE - float(shares @ (model.centers**2).sum(axis=1))
     turned = _directions(m, np.random.default_rng(m))
-    width = math.sqrt(max(within, LEAST_WITHIN) / len(turned))
+    place, least = _places(model), LEAST_WITHIN
+    if model.by_prototype:
+        some = np.random.default_rng(m)
+        y = some.choice(k, size=SAMPLE, p=shares)
+        # Much of the spread within a cluster is that of its prototypes.
+        within -= float(((place(y, some) - model.centers[y]) ** 2).sum(axis=1).mean())
+        least *= k / len(model.prototype_centers)
+    width = math.sqrt(max(within, least) / len(turned))
     scale, values = model.scale or 1.0, model.cluster_centers
 
     def draw(n: int, rng: np.random.Generator) -> tuple[Float, npt.NDArray[np.int64]]:
         y = rng.choice(k, size=n, p=shares)
-        Z = np.asarray(model.centers)[y] + width * rng.standard_normal((n, len(turned))) @ turned
+        Z = place(y, rng) + width * rng.standard_normal((n, len(turned))) @ turned
         X = np.asarray(unseen(model.center + scale * Z, model.view), dtype=np.float64)
         for group in layout or ():
             some = X[:, group.features]
@@ -105,6 +116,29 @@ def released_mixture(model: ClusterModel, layout: Layout | None) -> Mixture | No
         return X, y
 
     return Mixture("released", k, draw)
+
+
+def _places(model: ClusterModel) -> Callable[[npt.NDArray[np.int64], np.random.Generator], Float]:
+    """Return what draws the places around which records of given clusters lie."""
+    centers = np.asarray(model.centers, dtype=np.float64)
+    if not model.by_prototype or model.prototypes is None or model.groups is None:
+        return lambda y, _: centers[y]
+    groups = model.groups.astype(np.int64)
+    prototypes = np.asarray(model.prototypes, dtype=np.float64)
+    tree = shortest_trees(prototypes, groups)
+    pairs = np.concatenate([tree, tree[:, ::-1]])
+    near = [pairs[pairs[:, 0] == i, 1] for i in range(len(groups))]
+    near = [some if len(some) else np.array([i]) for i, some in enumerate(near)]
+    own = [np.flatnonzero(groups == c) for c in range(len(centers))]
+
+    def places(y: npt.NDArray[np.int64], rng: np.random.Generator) -> Float:
+        start = np.array([rng.choice(own[c]) for c in y.tolist()])
+        toward = np.array([rng.choice(near[i]) for i in start.tolist()])
+        # Half of the way to the next one, and as far to the other side.
+        part = rng.uniform(-0.5, 0.5, size=(len(y), 1))
+        return np.asarray(prototypes[start] + part * (prototypes[toward] - prototypes[start]))
+
+    return places
 
 
 def _apart(k: int, m: int, separation: float, rng: np.random.Generator) -> Float:
