@@ -14,6 +14,7 @@ from dpfedc import DPFedC
 from dpfedc.errors import DataUnavailable, InvalidInput
 from dpfedc.model_file import FORMAT, ClusterModel
 from dpfedc.settings import Penalty
+from dpfedc.summary.choice_of_k import ChoiceOfK, KPoint
 from dpfedc.tables.schema import Schema
 
 
@@ -62,6 +63,12 @@ def same(one, other):
         },
         {"sizes": np.ones(3), "within": -0.01},
         {"longest": 2.0},
+        {
+            "prototypes": np.arange(20.0).reshape(5, 4),
+            "groups": np.array([0.0, 0, 1, 2, 2]),
+            "by_prototype": True,
+            "choice": ChoiceOfK(3, 0.125, (KPoint(3, 0.5, 0.25), KPoint(4, None, None))),
+        },
     ],
 )
 def test_a_model_survives_the_file(tmp_path, changes):
@@ -108,8 +115,36 @@ def test_models_of_earlier_formats_are_read(tmp_path, schema):
         assert json.loads(str(again["head"]))["format"] == FORMAT
 
 
+def of_prototypes(**changes):
+    fields = {"prototypes": np.ones((4, 4)), "groups": np.array([0.0, 1, 1, 2])}
+    return example(**{**fields, "by_prototype": True, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"groups": np.array([0.0, 1, 2, 3])},
+        {"groups": np.array([0.0, 1, 1, 1])},
+        {"groups": np.array([0.0, 0.5, 1, 2])},
+        {"groups": np.array([0.0, 2, 1, 1])},
+        {"groups": np.array([0.0, 1, np.nan, 2])},
+        {"groups": None},
+        {"prototypes": None},
+        {"prototypes": np.ones((3, 4))},
+        {"prototypes": np.ones((4, 5))},
+        {"choice": ChoiceOfK(2, 0.5, (KPoint(2, 0.5, 0.1),))},
+    ],
+)
+def test_prototypes_that_cannot_make_the_clusters_are_refused(changes):
+    assert of_prototypes().by_prototype
+    with pytest.raises(InvalidInput, match=r"must (be|have)"):
+        of_prototypes(**changes)
+
+
 SETTINGS = [
     {"epsilon": None},
+    {"epsilon": None, "n_rounds": "auto", "shape": "any", "n_prototypes": 6},
+    {"epsilon": 50.0, "n_rounds": "auto", "n_clusters": "auto", "k_range": (2, 5), "shape": "any"},
     {"epsilon": None, "refine_rounds": 0},
     {"epsilon": None, "constant_feature": 0.5},
     {"epsilon": None, "variant": "published"},
@@ -126,7 +161,8 @@ SETTINGS = [
 def test_a_fitted_model_predicts_the_same_after_the_file(blobs, tmp_path, settings, dtype):
     X, _, sites = blobs
     X = abs(X).astype(dtype)
-    model = DPFedC(n_clusters=3, n_rounds=8, random_state=0, **settings).fit(X, sites=sites)
+    settings = {"n_clusters": 3, "n_rounds": 8, **settings}
+    model = DPFedC(random_state=0, **settings).fit(X, sites=sites)
     path = tmp_path / "any.name"
     model.model_.write(path)
     read = ClusterModel.read(path)

@@ -272,7 +272,9 @@ def test_help_imports_nothing_heavy(words, told):
 
 
 @pytest.mark.parametrize("width", [40, 80])
-@pytest.mark.parametrize("name", ["", "demo", "plan", "fit", "predict", "evaluate", "account"])
+@pytest.mark.parametrize(
+    "name", ["", "demo", "plan", "fit", "choose-k", "predict", "evaluate", "account"]
+)
 def test_help_fits_the_terminal(dpfedc, monkeypatch, name, width):
     monkeypatch.setenv("COLUMNS", str(width))
     code, out, err = dpfedc(*name.split(), "--help")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpfedc
+from dpfedc.clustering.registry import method_named
 from dpfedc.deployment.agreement import FORMAT, Agreement, Site
 from dpfedc.deployment.keys import public_key
 from dpfedc.deployment.messages import OtherVersion
@@ -209,12 +210,41 @@ def test_a_plan_in_toml():
     assert Agreement.from_json(agreement.to_json()) == agreement
 
 
+def test_a_plan_may_leave_shape_and_number_to_the_run():
+    new = 'clusters = "auto"\nk_range = [2, 5]\nshape = "any"\nprototypes = 7'
+    text = TOML.replace("clusters = 3", new)
+    agreement = proposed_by_toml(text, sites=SITES, receipt_key=public_key(KEY))
+    assert agreement.cluster_range == (2, 5)
+    assert agreement.settings["n_prototypes"] == 7
+    last = agreement.exchanges[-1]
+    assert (last.stage.name, last.form.shape) == ("neighbours", (7, 7))
+    told = " ".join(terms(agreement))
+    assert "2 to 5 clusters, as many as the released values support" in told
+    assert "neighbours (which prototypes have records between them), once" in told
+    assert Agreement.from_json(agreement.to_json()).verified() == agreement.digest
+
+
+def test_work_counts_prototypes():
+    method, facts = method_named("dp-fedc"), agreed().facts
+    few, many = (
+        method.work_per_record({"n_clusters": 2, "n_prototypes": n}, facts) for n in (4, 400)
+    )
+    assert many > 1000 * few
+
+
 @pytest.mark.parametrize(
     ("old", "new", "word"),
     [
         ("epsilon = 8.0", "", "epsilon"),
         ("epsilon = 8.0", "epsilon = -8.0", "epsilon"),
         ("clusters = 3", "clusters = 0", "n_clusters"),
+        ("clusters = 3", 'clusters = "many"', "n_clusters"),
+        ("clusters = 3", "clusters = 3\nk_range = [2, 4]", "k_range must be None unless"),
+        ("clusters = 3", 'clusters = "auto"\nk_range = [4, 2]', "k_range's high"),
+        ("clusters = 3", 'clusters = "auto"\nk_range = [1, 4]', "k_range's low"),
+        ("clusters = 3", 'clusters = "auto"\nk_range = "2-4"', "k_range must be two"),
+        ("clusters = 3", 'clusters = 3\nshape = "square"', "shape"),
+        ("clusters = 3", "clusters = 3\nprototypes = 2", "n_prototypes"),
         ("rounds = 4", "speed = 4", "rounds"),
         ("[settings]", "[extras]", "table"),
         ("refine_rounds = 2", "extra_steps = 2", "settings of dp-fedc"),

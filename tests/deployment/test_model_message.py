@@ -54,6 +54,12 @@ RUNS = {
     "nonnegative": ("dp-fedc", {"nonnegative": True, "norm_bound": 14.0}, {}),
     "some sites": ("dp-fedc", {"n_rounds": 7, "sites_per_round": 2, "refine_rounds": 0}, {}),
     "secure": ("dp-lloyd", {}, {"noise": "secure"}),
+    "prototypes": ("dp-fedc", {"n_prototypes": 5, "shape": "any"}, {}),
+    "a choice": (
+        "dp-fedc",
+        {"n_clusters": "auto", "k_range": [2, 4], "shape": "any", "n_prototypes": 6},
+        {},
+    ),
     "a table": ("dp-fedc", {"n_clusters": 2}, with_schema()),
     "a table, cells": ("dp-fedc", {"n_clusters": 2, "cells": 5}, with_schema()),
     "a table, Lloyd": ("dp-lloyd", {"n_clusters": 2}, with_schema()),
@@ -190,6 +196,87 @@ def test_arrays_that_no_model_of_the_run_has_are_refused(plain, change):
     changed = {n: values for n, values in {**arrays, **change}.items() if values is not None}
     with pytest.raises(InvalidInput, match=r"must (be|have)"):
         received_model(packed(head, changed), agreement)
+
+
+@pytest.fixture(scope="module")
+def of_choice(tmp_path_factory):
+    return finished(tmp_path_factory.mktemp("choice"), *RUNS["a choice"])
+
+
+def choice(**changes):
+    """Return a choice of three clusters, changed."""
+    points = [[2, 0.0, 0.1], [3, 0.3, 0.1], [4, None, None]]
+    return {"choice": {"n_clusters": 3, "step": 0.2, "curve": points, **changes}}
+
+
+FALSE_CHOICES = {
+    "a text": {"choice": "clear"},
+    "another number": choice(n_clusters=4),
+    "a number outside": choice(n_clusters=9),
+    "another field": choice(clear=True),
+    "no curve": choice(curve=[]),
+    "a curve that is a text": choice(curve="curve"),
+    "points without end": choice(curve=[[2 + i, 0.0, 0.1] for i in range(1001)]),
+    "not in order": choice(curve=[[3, 0.0, 0.1], [2, 0.3, 0.1]]),
+    "a point twice": choice(curve=[[3, 0.0, 0.1], [3, 0.3, 0.1]]),
+    "a point of four": choice(curve=[[3, 0.0, 0.1, 0.1]]),
+    "a point that is none": choice(curve=[3]),
+    "a link that is a text": choice(curve=[[3, "x", 0.1]]),
+    "a link beyond all": choice(curve=[[3, 1e300, 0.1]]),
+    "a negative error": choice(curve=[[3, 0.1, -0.1]]),
+    "half a cluster": choice(curve=[[2.5, 0.1, 0.1]]),
+    "a negative step": choice(step=-1.0),
+    "a step that is a text": choice(step="x"),
+    "a flag that is none": {"by_prototype": 1},
+}
+
+
+@pytest.mark.parametrize("change", FALSE_CHOICES.values(), ids=FALSE_CHOICES)
+def test_a_choice_that_is_none_is_refused(of_choice, change):
+    agreement, model = of_choice
+    assert len(model.directions) == 3
+    head, arrays = unpacked(model_message(agreement, model))
+    received_model(packed({**head, **choice()}, arrays), agreement)
+    with pytest.raises(InvalidInput):
+        received_model(packed({**head, **change}, arrays), agreement)
+
+
+FALSE_PROTOTYPES = {
+    "a cluster too many": {"groups": np.array([0.0, 0, 1, 1, 2, 3])},
+    "a cluster too few": {"groups": np.zeros(6)},
+    "a cluster below zero": {"groups": np.array([-1.0, 0, 0, 1, 1, 2])},
+    "half a cluster": {"groups": np.array([0.0, 0, 0.5, 1, 2, 2])},
+    "not in order": {"groups": np.array([0.0, 1, 0, 1, 2, 2])},
+    "NaN": {"groups": np.full(6, np.nan)},
+    "fewer": {"groups": np.arange(3.0), "prototypes": np.ones((3, 3))},
+    "more": {"groups": np.repeat(np.arange(3.0), 4), "prototypes": np.ones((12, 3))},
+    "other features": {"prototypes": np.ones((6, 2))},
+    "places beyond squares": {"prototypes": np.full((6, 3), 1e200)},
+    "no groups": {"groups": None},
+    "no prototypes": {"prototypes": None},
+    "neither, though records go by them": {"groups": None, "prototypes": None},
+    "more clusters than agreed": {"directions": np.ones((5, 3)), "centers": np.ones((5, 3))},
+    "one cluster": {"directions": np.ones((1, 3)), "centers": np.ones((1, 3))},
+}
+
+
+@pytest.mark.parametrize("change", FALSE_PROTOTYPES.values(), ids=FALSE_PROTOTYPES)
+def test_prototypes_that_no_model_of_the_run_has_are_refused(of_choice, change):
+    agreement, model = of_choice
+    head, arrays = unpacked(model_message(agreement, model))
+    head["by_prototype"] = True
+    received_model(packed(head, arrays), agreement)
+    changed = {n: values for n, values in {**arrays, **change}.items() if values is not None}
+    with pytest.raises(InvalidInput, match=r"must (be|have)"):
+        received_model(packed(head, changed), agreement)
+
+
+def test_a_run_without_prototypes_has_no_model_with_them(plain):
+    agreement, model = plain
+    head, arrays = unpacked(model_message(agreement, model))
+    more = {**arrays, "prototypes": np.ones((3, 3)), "groups": np.arange(3.0)}
+    with pytest.raises(InvalidInput, match="no other arrays"):
+        received_model(packed({**head, "by_prototype": True}, more), agreement)
 
 
 def test_a_table_is_seen_through_the_view_that_its_run_makes(of_table):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpfedc.report.groups import MAX_ROWS, groups_of
-from support.summaries import CENTERS, plain_model, table_model
+from support.summaries import CENTERS, bent_model, plain_model, table_model
 
 
 def shown(model, shape=None):
@@ -29,6 +29,51 @@ def test_a_card_says_how_many_and_who():
     assert [fact.above for fact in young.facts] == [True, False]  # common, and lower
     assert (old.more, old.note, old.picture) == (0, "", "")
     assert groups.heads == ("Cluster 0", "old")
+
+
+def test_a_map_shows_what_clusters_are_made_of():
+    groups = shown(bent_model().named(0, "bow"))
+    assert [card.made_of for card in groups.cards] == [
+        "made of 4 prototypes",
+        "made of one prototype",
+    ]
+    drawn = groups.map
+    assert [dot.title for dot in drawn.dots] == ["Cluster 0: bow"] * 4 + ["Cluster 1"]
+    assert len({dot.color for dot in drawn.dots}) == 2
+    # Two columns are drawn as they are, in true proportion, north up.
+    (left, top, _, right, middle) = drawn.dots
+    assert right.x - left.x == pytest.approx(2 * (left.y - top.y), abs=0.21)
+    assert (left.y, middle.x) == (right.y, (left.x + right.x) / 2)
+    assert (drawn.across, drawn.upward) == ("east", "north")
+    # Each is joined to the next along the bow, and none to the one in the middle.
+    places = {(dot.x, dot.y): i for i, dot in enumerate(drawn.dots)}
+    ends = [{places[a, b], places[c, d]} for a, b, c, d, _ in drawn.links]
+    assert sorted(map(sorted, ends)) == [[0, 1], [1, 2], [2, 3]]
+    assert groups.choice.axis == "number of clusters"
+    assert any("need not be typical" in note for note in groups.notes)
+    assert shown(plain_model(CENTERS)).map is None
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_a_map_of_other_columns_is_seen_from_its_widest_side(m):
+    rng = np.random.default_rng(0)
+    places = rng.normal(size=(4, m)) * [9.0, 3.0, 0.1][:m]
+    model = plain_model(
+        places[::2], prototypes=places, groups=np.array([0.0, 0, 1, 1]), by_prototype=True
+    )
+    drawn = shown(model).map
+    wide = np.ptp([dot.x for dot in drawn.dots])
+    assert wide == pytest.approx(352) if m > 1 else wide > 0
+    assert ("100 % of their squared distances" in drawn.caption) == (m > 1)
+
+
+def test_prototypes_of_pictures_are_pictures():
+    groups = shown(bent_model(), shape=(1, 2))
+    assert groups.map is None
+    assert [len(card.prototypes) for card in groups.cards] == [4, 1]
+    assert all(p.startswith("data:image/png") for card in groups.cards for p in card.prototypes)
+    # The centre of the second cluster is its one prototype, on the same scale.
+    assert groups.cards[1].prototypes == (groups.cards[1].picture,)
 
 
 def test_only_what_noise_does_not_explain_is_coloured():

@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpfedc.engine.run_record import RoundRecord, RunRecord
-from dpfedc.report.line_charts import BOTTOM, LEFT, RIGHT, TOP, line_chart
+from dpfedc.report.line_charts import BOTTOM, LEFT, RIGHT, TOP, choice_chart, line_chart
+from dpfedc.summary.choice_of_k import ChoiceOfK, KPoint
+from support.summaries import CHOICE
 
 WORDS = {"heading": "h", "what": "the movement", "caption": "c"}
 
@@ -38,6 +40,21 @@ def test_lines_break_between_stages_and_every_second_one_is_shaded():
     assert [name for _, name in chart.stages] == ["mean", "factorisation"]
     tight = line_chart(record(("factorisation", 1), ("b", 9)), pairs, **WORDS)
     assert [name for _, name in tight.stages] == ["b"]  # a name that does not fit is left out
+
+
+def test_a_choice_is_ringed_and_has_error_bars():
+    chart = choice_chart(CHOICE)
+    ((two, three),) = chart.lines  # of four clusters nothing is known
+    assert chart.chosen == two
+    assert two[1] == BOTTOM  # a link below 0 is noise around a gap
+    (x, low, high), (_, _, top) = chart.bars
+    assert (x, low) == (two[0], BOTTOM)
+    assert TOP <= top < three[1] < high < BOTTOM
+    assert three[1] - top == pytest.approx((BOTTOM - three[1]) * 1.96 * 0.05 / 0.25, abs=0.11)
+    assert [text for _, text in chart.across] == ["2", "3", "4"]
+    assert chart.axis == "number of clusters"
+    assert "2 are chosen, which is clear" in chart.alt
+    assert choice_chart(ChoiceOfK(2, 0.0, (KPoint(2, None, None),))) is None
 
 
 def test_no_values_no_chart():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpfedc.report.summary_text import CSV_HEAD, Reading, as_csv, as_json, as_markdown, opening
 from dpfedc.summary.cluster_text import brief_rows, detail_rows, heading
 from dpfedc.summary.number_text import with_bars
-from support.summaries import CENTERS, plain_model, table_model
+from support.summaries import CENTERS, bent_model, plain_model, table_model
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,12 @@ def test_json_has_all_values_and_stable_keys():
     found = json.loads(as_json(Reading(table_model().summary())))
     assert list(found) == [
         *("unit", "verdict", "doubts", "notes", "stamps", "size_certainty", "certainty"),
-        "clusters",
+        *("choice", "clusters"),
     ]
     cluster = found["clusters"][1]
     assert list(cluster) == [
         *("cluster", "name", "size", "size_low", "size_high", "share", "note", "is_mean"),
-        *("set_apart_by", "columns"),
+        *("n_prototypes", "set_apart_by", "columns"),
     ]
     assert cluster["set_apart_by"] == ["smoker", "age"]
     column = cluster["columns"][1]
@@ -110,3 +110,18 @@ def test_markdown_escapes_what_is_not_its_own():
     assert r"a\|b \<i\>\*x\*" in text
     for line in filter(lambda line: line.startswith("|"), text.splitlines()):
         assert len(re.findall(r"(?<!\\)\|", line)) in (4, 5)
+
+
+def test_a_choice_and_prototypes_are_told_in_every_format():
+    reading = Reading(bent_model().summary())
+    told = " ".join(opening(reading))
+    assert "Number: 2 clusters, chosen from 2 to 4. It is clear." in told
+    assert "Made of: 5 prototypes: 4 in cluster 0, 1 in cluster 1." in told
+    found = json.loads(as_json(reading))
+    assert (found["choice"]["n_clusters"], found["choice"]["clear"]) == (2, True)
+    assert found["choice"]["curve"][2] == {"n_clusters": 4, "link": None, "error": None}
+    assert [cluster["n_prototypes"] for cluster in found["clusters"]] == [4, 1]
+    assert "| 2 | -0.02 ± 0.06 | chosen |" in as_markdown(reading)
+    assert "| 4 | not so many to make |  |" in as_markdown(reading)
+    plain = json.loads(as_json(Reading(table_model().summary())))
+    assert plain["choice"] is None

@@ -3,6 +3,7 @@
 import numpy as np
 
 from dpfedc.model_file import ClusterModel
+from dpfedc.summary.choice_of_k import ChoiceOfK, KPoint
 from dpfedc.tables.schema import Schema
 
 SCHEMA = Schema.of(
@@ -23,6 +24,23 @@ CENTERS = np.array(
     ]
 )
 """As the schema encodes them: ages 30 and 70."""
+
+
+CHOICE = ChoiceOfK(2, 0.25, (KPoint(2, -0.02, 0.03), KPoint(3, 0.25, 0.05), KPoint(4, None, None)))
+
+
+def bent_model(**more):
+    """Return a model of two clusters: a bow of four prototypes, and one in its middle."""
+    bow = [[-2.0, 0.0], [-1.0, 2.0], [1.0, 2.0], [2.0, 0.0]]
+    given = {"sizes": np.array([400.0, 100.0]), "feature_names": ("east", "north"), **more}
+    return plain_model(
+        np.array([[0.0, 1.0], [0.0, 0.5]]),
+        prototypes=np.array([*bow, [0.0, 0.5]]),
+        groups=np.array([0.0, 0, 0, 0, 1]),
+        by_prototype=True,
+        choice=CHOICE,
+        **given,
+    )
 
 
 def table_model(*, centers=CENTERS, error=0.01, factor=None, **more):

@@ -102,8 +102,8 @@ def _fitted(flat: Float) -> Float:
     """Return places in the drawing, in true proportion."""
     low, high = flat.min(axis=0), flat.max(axis=0)
     room = np.array([WIDTH, HEIGHT]) - 2 * EDGE
-    factor = float((room / np.maximum(high - low, np.finfo(float).tiny)).min())
-    centred = (flat - (low + high) / 2) * (factor if np.isfinite(factor) else 0.0)
+    factor = 1 / max(float(((high - low) / room).max()), np.finfo(float).tiny)
+    centred = (flat - (low + high) / 2) * factor
     return np.asarray(np.round(centred * [1, -1] + [WIDTH / 2, HEIGHT / 2], 1))
 
 
