@@ -392,5 +392,5 @@ def _chunks(X: Array, device: str | None) -> Iterator[Array]:
     if device is not None or not is_numpy_array(X):
         chunk = max(DEVICE_CHUNK // X.shape[1], 1)
     for start in range(0, X.shape[0], chunk):
-        part = X[start : start + chunk]
+        part = X[start : min(start + chunk, X.shape[0]), :]
         yield part if device is None else moved(part, device)

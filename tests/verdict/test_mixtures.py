@@ -18,6 +18,7 @@ from dpfedc.verdict.mixtures import (
     reference_mixture,
     released_mixture,
 )
+from support.summaries import bent_model
 
 N = 20_000
 LAYOUT = (
@@ -182,3 +183,19 @@ def test_a_released_mixture_of_a_table_holds_what_a_table_can_hold():
     assert not X[:, 2].any()
     assert set(np.unique(X[:, 3:7])) == {0.0, 1.0}
     np.testing.assert_array_equal(X[:, 3:7].sum(axis=1), 1.0)
+
+
+def test_records_of_a_bent_cluster_lie_along_its_prototypes():
+    """And all clusters together are as wide as the run released."""
+    model = bent_model(within=5.0)
+    X, y = released_mixture(model, None).draw(N, np.random.default_rng(0))
+    gaps = np.linalg.norm(X[:, None] - model.prototypes, axis=2)
+    # Around every prototype of the bow there are some, and hardly any far from all of them.
+    near = np.bincount(gaps[y == 0].argmin(axis=1), minlength=5)[:4] / (y == 0).sum()
+    assert near.min() > 0.1
+    assert np.mean((X - model.centers[y]) ** 2) * 2 == pytest.approx(5.0, rel=0.05)
+    assert (y == 0).mean() == pytest.approx(0.8, abs=0.02)
+    narrow, y = released_mixture(bent_model(within=0.1), None).draw(N, np.random.default_rng(0))
+    from_bow = np.linalg.norm(narrow[y == 0][:, None] - model.prototypes[:4], axis=2).min(axis=1)
+    assert from_bow.max() < 2.0
+    assert np.linalg.norm(narrow[y == 1] - model.prototypes[4], axis=1).max() < 1.0

@@ -88,7 +88,12 @@ class ChoiceOfK:
         """Yield what people should know of the choice, each with its subject and a colon."""
         low, high = self.curve[0].n_clusters, self.curve[-1].n_clusters
         word = "clear" if self.clear else "not clear"
-        yield f"Number: {self.n_clusters} clusters, chosen from {low} to {high}. It is {word}."
+        end = ""
+        if self.n_clusters == high:
+            end = " It is the largest that was allowed, so there may be more."
+        yield (
+            f"Number: {self.n_clusters} clusters, chosen from {low} to {high}. It is {word}.{end}"
+        )
         rise = (
             f"with more than {self.n_clusters} clusters the closest two hang together by "
             f"{self.step:.2f} more than with so many or fewer"
