@@ -27,6 +27,7 @@ from dpfedc.kernels.threads import rows_over_threads
 from dpfedc.settings import Penalty, require_integer, require_number
 from dpfedc.summary.choice_of_k import ChoiceOfK
 from dpfedc.summary.cluster_summary import ClusterSummary, require_name
+from dpfedc.summary.quality import ClusterQuality
 from dpfedc.summary.summarizing import CERTAIN, summarized
 from dpfedc.tables.encode import balanced, decoded
 from dpfedc.tables.schema import Schema
@@ -92,6 +93,8 @@ class ClusterModel:
     by_prototype: bool = False
     choice: ChoiceOfK | None = None
     """How the number of clusters was chosen, if it was."""
+    quality: ClusterQuality | None = None
+    """How good the clusters are, if that was asked for."""
 
     def __post_init__(self) -> None:
         require_number("constant", self.constant, least=0)
@@ -120,6 +123,8 @@ class ClusterModel:
             raise InvalidInput("prototypes must have groups, and groups prototypes")
         if self.choice is not None and self.choice.n_clusters != k:
             raise InvalidInput(f"choice must be of {k} clusters, got {self.choice.n_clusters}")
+        if self.quality is not None and len(self.quality.clusters) != k:
+            raise InvalidInput(f"quality must be of {k} clusters, got {len(self.quality.clusters)}")
         for cluster, name in self.names.items():
             require_integer("a cluster with a name", cluster, least=0, most=k - 1)
             require_name(name)
@@ -312,6 +317,7 @@ class ClusterModel:
             "names": {str(c): name for c, name in self.names.items()},
             "by_prototype": self.by_prototype,
             "choice": None if self.choice is None else self.choice.as_plain(),
+            "quality": None if self.quality is None else self.quality.as_plain(),
         }
         if self.schema is not None:
             head["schema"] = self.schema.to_json()
@@ -348,7 +354,7 @@ class ClusterModel:
                 raise InvalidInput(f"{path} was written by another version; expected {FORMAT}")
             _check_plain(head, arrays)
             names, schema = head.pop("feature_names"), head.pop("schema", None)
-            choice = head.pop("choice", None)
+            choice, quality = head.pop("choice", None), head.pop("quality", None)
             called = {int(c): str(name) for c, name in head.pop("names", {}).items()}
             view = {name: arrays.pop(name) for name in VIEW if name in arrays}
             if "centres" in arrays:  # so spelled in the file
@@ -361,6 +367,7 @@ class ClusterModel:
                 view=view,
                 names=called,
                 choice=None if choice is None else ChoiceOfK.from_plain(choice),
+                quality=None if quality is None else ClusterQuality.from_plain(quality),
             )
         except (
             KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError

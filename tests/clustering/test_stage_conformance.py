@@ -55,6 +55,24 @@ PLANS = {
     "merged": ("dp-fedc", {"n_clusters": 2, "n_prototypes": 4, "refine_rounds": 0}),
     "merged in a subspace": ("dp-fedc", {"n_clusters": 2, "n_prototypes": 4, "subspace": 2}),
     "a choice": ("dp-fedc", {"n_clusters": "auto", "k_range": [2, 5], "cells": 8}),
+    "quality by membership": ("dp-fedc", {"n_clusters": 3, "refine_rounds": 0, "quality": True}),
+    "quality in a subspace": (
+        "dp-fedc",
+        {"n_clusters": 3, "refine_rounds": 0, "subspace": 2, "quality": True},
+    ),
+    "quality with a constant": (
+        "dp-fedc",
+        {"n_clusters": 3, "refine_rounds": 0, "constant_feature": 0.7, "quality": True},
+    ),
+    "quality by centre": ("dp-fedc", {"n_clusters": 2, "cells": 5, "quality": True}),
+    "quality by prototype": (
+        "dp-fedc",
+        {"n_clusters": 2, "n_prototypes": 4, "shape": "any", "quality": True},
+    ),
+    "quality of a choice": (
+        "dp-fedc",
+        {"n_clusters": "auto", "k_range": [2, 5], "cells": 8, "quality": True},
+    ),
     "local steps": ("dp-fedc", {"n_clusters": 3, "extra_steps": 3, "n_rounds": 3}),
     "lloyd": ("dp-lloyd", {"n_clusters": 3}),
     "toy": ("halves", {"n_clusters": 2}),
@@ -182,6 +200,7 @@ def test_names_are_a_format():
     assert names == {
         "bound", "mean", "scale", "subspace", "factorisation", "centres", "lloyd", "halves",
         "ranges", "spread", "cells", "bound-2", "mean-2", "radius", "refine", "neighbours",
+        "quality",
     }  # fmt: skip
 
 

@@ -12,7 +12,9 @@ import pytest
 
 from dpfedc.clustering import neighbors, residual_lloyd
 from dpfedc.clustering.local_steps import LocalSteps
+from dpfedc.clustering.quality import Quality
 from dpfedc.kernels.clipping import clip_weights
+from dpfedc.kernels.row_views import Columns
 from dpfedc.kernels.site_steps import local_centroid_step
 from dpfedc.privacy.sampling import RoundSample, sampled_by_coins
 from dpfedc.privacy.sums import SiteValues
@@ -85,6 +87,34 @@ def test_a_link_that_is_not_in_the_norm(monkeypatch):
 
     monkeypatch.setattr(neighbors, "OuterSum", forgetful)
     assert farthest(case) > 2
+
+
+@pytest.mark.parametrize("column", [1, 2])
+@pytest.mark.parametrize("by_membership", [False, True])
+def test_a_distance_or_a_silhouette_that_is_not_clipped(by_membership, column):
+    """What is handed to the gate as the norm must be that of the row, whatever is in it."""
+
+    class Wide(Quality):
+        def local(self, *args):
+            right = super().local(*args)
+            rows = np.array(right.right.formed(slice(0, len(right.norms))))
+            rows[:, column] *= 10
+            return replace(right, right=Columns.of(rows))
+
+    assert is_bounded(plain_case(Quality(3, 3, by_membership)))
+    assert farthest(plain_case(Wide(3, 3, by_membership))) > 1.5
+
+
+def test_a_record_that_counts_in_two_clusters():
+    """The norm is that of one row: a record between two clusters must not add to both."""
+
+    class Shared(Quality):
+        def _members(self, *args):
+            members = super()._members(*args)
+            return members + np.roll(members, 1, axis=1)
+
+    assert is_bounded(plain_case(Quality(3, 5)))
+    assert farthest(plain_case(Shared(3, 5))) > 1.2
 
 
 @pytest.mark.parametrize("n_parts", [2, 3, 4, 5])

@@ -9,6 +9,7 @@ from dpfedc.clustering.centers import Centers, Lengths
 from dpfedc.clustering.lloyd import LloydSums
 from dpfedc.clustering.mean_and_scale import Mean, Scale
 from dpfedc.clustering.neighbors import Neighbors
+from dpfedc.clustering.quality import Quality
 from dpfedc.clustering.residual_lloyd import ResidualSums
 from dpfedc.clustering.stage import SiteBatch, Stage
 from dpfedc.clustering.standardize import standardized_view
@@ -175,6 +176,8 @@ def added_sizes(case, batch):
     with np.errstate(all="ignore"):
         if isinstance(stage, Bound | Lengths | Neighbors):
             sizes = np.full(case.n_records, 2.0)
+        elif isinstance(stage, Quality):
+            sizes = np.full(case.n_records, 4.0)
         elif isinstance(stage, Mean):
             sizes = centered_lengths(X, state["origin"], state["bound"])
         elif isinstance(stage, Scale):

@@ -11,6 +11,7 @@ from dpfedc.clustering.local_steps import LocalSteps, largest_batch_ratio
 from dpfedc.clustering.mean_and_scale import Mean, Scale
 from dpfedc.clustering.merged_cells import Cells
 from dpfedc.clustering.neighbors import Neighbors
+from dpfedc.clustering.quality import Quality
 from dpfedc.clustering.residual_lloyd import ResidualLloyd, ResidualSums
 from dpfedc.clustering.subspace import Subspace
 from dpfedc.clustering.sums_and_gram import SumsAndGram
@@ -21,6 +22,7 @@ KINDS = ("plain", "zero", "tiny", "long", "huge", "repeated", "at the centre", "
 STAGES = (
     "bound", "mean", "scale", "subspace", "one step", "sums and Gram", "lengths", "clusters",
     "nearest", "Lloyd", "radius", "residuals", "residuals in all features", "neighbours",
+    "quality", "quality by membership",
 )  # fmt: skip
 TINY = {np.float32: 1e-25, np.float64: 1e-180}
 HUGE = {np.float32: 1e25, np.float64: 1e200}
@@ -54,6 +56,7 @@ def cases(draw, name):
     clip, rho = draw(st.sampled_from([0.03, 0.1, 1.0])), draw(st.sampled_from([0.0, 0.3, 1.0]))
     stage, t = stage_of(name, k, constant=constant, clip=clip, rho=rho)
     with_subspace = ("one step", "sums and Gram", "lengths", "clusters", "residuals")
+    with_subspace += ("quality by membership",)
     if name in with_subspace and not constant and draw(st.booleans()):
         state = with_basis(rng, state, draw(st.integers(1, n_features)), honest=draw(st.booleans()))
     state = with_centers(rng, state, constant, unit=draw(st.booleans()))
@@ -65,6 +68,9 @@ def cases(draw, name):
         state = {**state, "centers": centers, "residual_bounds": lengths}
     if name == "neighbours":
         state["prototypes"] = state["centers"] * 10.0 ** draw(st.integers(-6, 0))
+    if name.startswith("quality"):
+        length = 10.0 ** draw(st.floats(-3, 0))
+        state = with_places(rng, state, stage, length, dtype)
     X = hostile_records(rng, kinds, state, bound=bound, dtype=dtype)
     q = draw(st.sampled_from([1.0, 0.5])) if name in ("one step", "sums and Gram") else 1.0
     return Case(stage, state, X, sizes, t, q), draw(st.integers(0, sum(sizes) - 1))
@@ -87,6 +93,11 @@ def stage_of(name, k=3, *, constant=0.0, clip=0.03, rho=1.0):
         "neighbours": (Neighbors(k, 1, k), 1),
         "lengths": (Lengths(k, penalty=penalty, constant=constant), 1),
         "clusters": (Centers(k, penalty=penalty, constant=constant, bounded=True), 1),
+        "quality": (Quality(k, k + 2), 1),
+        "quality by membership": (
+            Quality(k, k, by_membership=True, penalty=penalty, constant=constant),
+            1,
+        ),
         "nearest": (Centers(k, n_rounds=3, refine=True, constant=constant, bounded=True), 2),
     }[name]
 
@@ -157,6 +168,15 @@ def with_centers(rng, state, constant, *, unit):
     return {**state, "W": W, "centers": centers}
 
 
+def with_places(rng, state, stage, length, dtype):
+    """Return the state with places of clusters, some at one place, and what distances end at."""
+    places = rng.uniform(-1, 1, (stage.n_places, len(state["data_mean"])))
+    places[rng.integers(stage.n_places)] = places[0]
+    clusters = rng.integers(0, stage.n_clusters, stage.n_places)
+    told = {"places": places, "place_clusters": clusters, "residual_bound": length}
+    return {**state, **{name: np.asarray(value, dtype=dtype) for name, value in told.items()}}
+
+
 def hostile_records(rng, kinds, state, *, bound, dtype):
     """Return one record of each kind; long ones are clipped, huge ones have no norm."""
     center, W = state["data_mean"], state["W"]
@@ -189,5 +209,7 @@ def plain_case(stage, t=1, *, n=12, n_features=3, dtype=np.float64, basis=False,
         centers = state["centers"] if stage.plain else state["W"]
         state |= {"centers": centers, "residual_bounds": np.full(k, 0.5, dtype=dtype)}
     state["prototypes"] = state["centers"]
+    if isinstance(stage, Quality):
+        state = with_places(rng, state, stage, 0.5, dtype)
     X = hostile_records(rng, ["long"] * n, state, bound=1.0, dtype=dtype)
     return Case(stage, state, X, (n // 3, n - n // 3), t, q)

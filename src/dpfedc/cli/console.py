@@ -27,6 +27,7 @@ from dpfedc.privacy.statement import NOT_COVERED, split_subject
 from dpfedc.summary.number_text import shown
 
 if TYPE_CHECKING:
+    from dpfedc.summary.quality import ClusterQuality
     from dpfedc.tables.check import Report
 
 _WIDE = 60
@@ -154,3 +155,10 @@ def _cell(value: object) -> Text:
     """Return a value as text; as `Text`, since brackets in a name are no markup."""
     known = value if isinstance(value, (int, float)) or value is None else str(value)
     return Text(showable(printable(shown(known))))
+
+
+def print_quality(quality: ClusterQuality | None) -> None:
+    """Print how good the clusters are, if that was released."""
+    if quality is not None:
+        print_paragraphs(list(quality.sentences()))
+        print_table(*quality.rows())

@@ -37,6 +37,7 @@ from dpfedc.cli.options import (
     OrderBy,
     PasswordEnv,
     PersonColumn,
+    Quality,
     SamplingProbability,
     SchemaFile,
     Seed,
@@ -107,6 +108,7 @@ def fit(
             rich_help_panel=METHOD,
         ),
     ] = Variant.NORMALIZED,
+    quality: Quality = False,
     rounds: Annotated[
         int | None,
         count_option(
@@ -275,6 +277,7 @@ def fit(
         random_state=seed,
         diagnostics=not no_diagnostics,
         nonnegative=nonnegative,
+        quality=quality,
         gradient_bound=gradient_bound,
         device=device,
     )

@@ -280,6 +280,14 @@ SitesPerPerson = Annotated[
         rich_help_panel=PRIVACY,
     ),
 ]
+Quality = Annotated[
+    bool,
+    flag_option(
+        "--quality",
+        "Also release how good the clusters are: sizes, cost and silhouette with error bars, at 2 "
+        "% of the budget.",
+    ),
+]
 SamplingProbability = Annotated[
     float,
     number_option(

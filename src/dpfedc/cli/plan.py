@@ -24,6 +24,7 @@ from dpfedc.cli.options import (
     Delta,
     Epsilon,
     MinSurvivors,
+    Quality,
     SamplingProbability,
     SchemaFile,
     SitesPerPerson,
@@ -85,6 +86,7 @@ def plan(
     sites_per_round: Annotated[
         int | None, count_option("How many sites take part in a round.", show_default="all")
     ] = None,
+    quality: Quality = False,
     bound_declared: Annotated[
         bool,
         flag_option(
@@ -141,6 +143,7 @@ def plan(
         "sites_per_round": sites_per_round,
         "norm_bound": 1.0 if bound_declared else "auto",
         "scale": "columns" if scale_columns else True,
+        "quality": quality,
     }
     if save_plan is not None:
         from dpfedc.report.output_files import require_plan_path

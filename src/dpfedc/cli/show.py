@@ -8,7 +8,13 @@ from typing import Annotated
 
 import typer
 
-from dpfedc.cli.console import print_paragraphs, print_path, print_sentence, print_table
+from dpfedc.cli.console import (
+    print_paragraphs,
+    print_path,
+    print_quality,
+    print_sentence,
+    print_table,
+)
 from dpfedc.cli.options import flag_option, whole_number
 from dpfedc.errors import InvalidInput
 
@@ -62,6 +68,7 @@ def show(
         if choice is not None:
             print_table(choice.HEAD, choice.rows())
         print_table(*cluster_text.brief_rows(reading.summary), words=True)
+        print_quality(reading.quality)
         for cluster in reading.summary.clusters:
             rows = cluster_text.detail_rows(cluster)
             if rows:

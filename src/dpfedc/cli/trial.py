@@ -9,7 +9,14 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfedc.cli.console import print_paragraphs, print_sentence, print_table, progress_bar, waiting
+from dpfedc.cli.console import (
+    print_paragraphs,
+    print_quality,
+    print_sentence,
+    print_table,
+    progress_bar,
+    waiting,
+)
 from dpfedc.cli.input_records import Given
 
 if TYPE_CHECKING:
@@ -98,6 +105,7 @@ def print_outcome(record: RunRecord, model: ClusterModel) -> None:
     if model.choice is not None:
         print_paragraphs(model.choice.paragraphs())
     print_table(*brief_rows(model.summary()), words=True)
+    print_quality(model.quality)
     print_paragraphs(verdict_paragraphs(record.results))
     head, rows = recorded_scores(record)
     print_table(head, rows)

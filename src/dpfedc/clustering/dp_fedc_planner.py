@@ -37,6 +37,7 @@ from dpfedc.clustering.method import (
 )
 from dpfedc.clustering.placing import COLUMNS, placing
 from dpfedc.clustering.prototypes_planner import MAX_PROTOTYPES, checked_range, merging
+from dpfedc.clustering.quality import QUALITY_SHARE, Quality
 from dpfedc.clustering.run_plan import (
     MAX_CLUSTERS,
     MAX_ROUNDS,
@@ -95,6 +96,7 @@ SETTINGS: Mapping[str, Setting] = {
     "gradient_bound": number(None, free=(None,), above=0, deployed=False),
     "n_restarts": whole(1, 1, deployed=False),
     "cells": whole("auto", 1, MAX_CELLS, free=(None, "auto")),
+    "quality": flag(False),
 }
 """All that may be set. "auto" and None leave the choice to the plan."""
 MAX_CELL_NOISE = {LOW_DIMENSION: 0.05, 256: 0.022}
@@ -129,6 +131,8 @@ class DPFedCMethod(Method):
         choices.k_range = checked_range(choices.k_range, choices.n_clusters, most)
         choices.n_clusters = choices.k_range[1]
         _check_prototypes(choices, published=self.name == "published")
+        if choices.quality and self.name == "published":
+            raise InvalidInput("quality must be False with variant='published', got True")
         if choices.update != "gradient" and choices.extra_steps:
             raise InvalidInput(
                 f"extra_steps must be 0 or None with update={choices.update!r}, "
@@ -173,6 +177,7 @@ class DPFedCMethod(Method):
         if target is not None:
             kappa = noise_ratio(facts, choices.n_clusters, per_round, target)
         stages, shares = placing(choices, facts, declares_bound(given), kappa)
+        shares |= {"quality": QUALITY_SHARE} if choices.quality else {}
         cells = _has_cells(choices, facts, kappa)
 
         def search(some: SimpleNamespace, noise: float, rest: float) -> Way:
@@ -191,6 +196,8 @@ class DPFedCMethod(Method):
         shares |= way.shares
         n_sought = getattr(way.stages[-1], "n_prototypes", choices.n_clusters)
         noise = kappa * n_sought / choices.n_clusters
+        if choices.quality:
+            stages.append(_quality(choices, way))
         plan = RunPlan(tuple(stages), way.penalty, way.refine, noise_ratio=noise)
         if target is None:
             stages = [stage.told(0.0, facts.n_records) for stage in stages]
@@ -252,6 +259,21 @@ def _of_the_search(choices: SimpleNamespace, but: Collection[str] = ()) -> str:
         if value is not default and (name == "init" or value != default):
             return name
     return ""
+
+
+def _quality(choices: SimpleNamespace, way: Way) -> Quality:
+    """Return the stage that measures what a way to clusters ends with."""
+    last = way.stages[-1]
+    n_clusters = min(choices.n_clusters, getattr(last, "n_clusters", choices.n_clusters))
+    n_places = getattr(last, "n_prototypes", 0)
+    return Quality(
+        n_clusters,
+        n_places or n_clusters,
+        by_membership=not (n_places or way.refine),
+        penalty=way.penalty,
+        final_steps=MODEL_STEPS,
+        constant=choices.constant_feature,
+    )
 
 
 def _check_prototypes(choices: SimpleNamespace, *, published: bool) -> None:

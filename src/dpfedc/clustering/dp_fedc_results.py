@@ -7,17 +7,20 @@ from typing import Any
 
 import numpy as np
 
+from dpfedc.clustering.centers import Centers
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.factorization_planner import LOW_DIMENSION, auto_rounds
 from dpfedc.clustering.merged_cells import Cells
 from dpfedc.clustering.method import Settings, measured
 from dpfedc.clustering.neighbors import Neighbors
+from dpfedc.clustering.quality import QUALITY_SHARE, Quality
 from dpfedc.clustering.run_plan import Federation, RunPlan
 from dpfedc.clustering.stage import Stage, State
 from dpfedc.clustering.subspace import Subspace
 from dpfedc.kernels.devices import as_numpy
 from dpfedc.model_file import ClusterModel
 from dpfedc.summary.choice_of_k import choice_from
+from dpfedc.summary.quality import ClusterQuality, quality_from
 
 
 def factorization_model(
@@ -52,8 +55,17 @@ def factorization_model(
         nonnegative=bool(given.get("nonnegative", False)),
         feature_names=names,
         about=about,
+        quality=_quality(state),
         **measured(state),
     )
+
+
+def _quality(state: State) -> ClusterQuality | None:
+    """Return how good the clusters are, if that was released: costs in squared units of X."""
+    if "quality_sums" not in state:
+        return None
+    names = ("quality_sums", "quality_noise", "quality_records", "scale")
+    return quality_from(*(np.asarray(as_numpy(state[name]), dtype=np.float64) for name in names))
 
 
 def _merged_model(
@@ -82,6 +94,7 @@ def _merged_model(
         by_prototype=bool(state["by_prototype"]),
         longest=getattr(plan.stages[-1], "longest", 1.0),
         choice=choice,
+        quality=_quality(state),
         feature_names=names,
         about=about,
         # Whether prototypes depend on the start says little of what they are merged to.
@@ -100,6 +113,11 @@ def reasons(plan: RunPlan, facts: Federation, way: Sequence[Stage]) -> Iterator[
         yield from _of_cells(cells, way, facts)
     else:
         yield from _of_search(plan, facts, search)
+    if any(isinstance(stage, Quality) for stage in plan.stages):
+        yield (
+            f"Quality: sizes, cost and silhouette of the clusters are released at the end, with "
+            f"{100 * QUALITY_SHARE:g} % of the budget."
+        )
 
 
 def _of_prototypes(graph: Neighbors) -> Iterator[str]:
@@ -141,7 +159,7 @@ def _of_search(plan: RunPlan, facts: Federation, search: Factorization) -> Itera
     subspaces = [stage for stage in plan.stages if isinstance(stage, Subspace)]
     yield f"Rounds: {_why_rounds(plan, facts, search, bool(subspaces))}"
     if plan.refine:
-        n_refine = plan.stages[-1].n_rounds
+        n_refine = next(s.n_rounds for s in plan.stages if isinstance(s, Centers))
         why = f"{n_refine} rounds move each centre to the mean of its records, since noise is low"
         few = f" and there are at most {LOW_DIMENSION} features"
         yield f"Refinement: {why}{few if facts.n_features <= LOW_DIMENSION else ''}."

@@ -20,6 +20,7 @@ from dpfedc.kernels.column_view import VIEW
 from dpfedc.model_file import MEASURED, ClusterModel
 from dpfedc.settings import Penalty, require_bool, require_integer, require_number
 from dpfedc.summary.choice_of_k import ChoiceOfK
+from dpfedc.summary.quality import ClusterQuality
 
 MAX_SIZE = 1e150
 """Of any number; larger ones cannot be squared."""
@@ -40,6 +41,7 @@ def model_message(agreement: Agreement, model: ClusterModel) -> bytes:
         "penalty": asdict(model.penalty),
         "names": {str(c): name for c, name in model.names.items()},
         "choice": None if model.choice is None else model.choice.as_plain(),
+        "quality": None if model.quality is None else model.quality.as_plain(),
         **{name: getattr(model, name) for name in PLAIN},
     }
     names = ("directions", "center", "centers", "prototypes", "groups", *MEASURED)
@@ -51,7 +53,7 @@ def model_message(agreement: Agreement, model: ClusterModel) -> bytes:
 def received_model(data: bytes, agreement: Agreement) -> ClusterModel:
     """Return the model in a message, refused unless it can be one of the agreement's run."""
     head, arrays = unpacked(data, most=max_bytes(agreement), most_head=MAX_MODEL_HEAD)
-    expected = {"kind", "run", "version", "penalty", "names", "choice", *PLAIN}
+    expected = {"kind", "run", "version", "penalty", "names", "choice", "quality", *PLAIN}
     if set(head) != expected or head["kind"] != MODEL_KIND or head["run"] != agreement.digest:
         raise InvalidInput("a model must be of its run, with its fields and no others")
     try:
@@ -99,7 +101,17 @@ def _received(
         names={int(c): name for c, name in head["names"].items()},
         by_prototype=require_bool("by_prototype", head["by_prototype"]),
         choice=None if head["choice"] is None else ChoiceOfK.from_plain(head["choice"]),
+        quality=_quality(head["quality"], agreement),
     )
+
+
+def _quality(plain: Any, agreement: Agreement) -> ClusterQuality | None:
+    """Return how good the clusters are, which a model may tell if that was agreed on."""
+    if plain is None:
+        return None
+    if not agreement.settings.get("quality", False):
+        raise InvalidInput("a model must have no quality unless that was agreed on")
+    return ClusterQuality.from_plain(plain)
 
 
 def _check_arrays(

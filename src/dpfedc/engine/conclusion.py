@@ -69,6 +69,7 @@ def concluded(
             "doubts": list(doubts),
             "privacy_plan": plan.privacy and json.loads(plan.privacy.to_json()),
             "stages": list(_stages(plan)),
+            **({} if fitted.quality is None else {"quality": fitted.quality.as_plain()}),
             **(results or {}),
         },
     )

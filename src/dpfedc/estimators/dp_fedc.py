@@ -19,6 +19,7 @@ from dpfedc.errors import InvalidInput, UtilityWarning
 from dpfedc.estimators.base import FederatedClusterer, OnRound
 from dpfedc.settings import require_choice
 from dpfedc.summary.choice_of_k import ChoiceOfK
+from dpfedc.summary.quality import ClusterQuality
 
 
 def stack_sites(arrays: Sequence[Any]) -> tuple[Any, npt.NDArray[np.int64]]:
@@ -182,6 +183,8 @@ class DPFedC(FederatedClusterer):
         clusters, with many starts at no cost in privacy. They take the place of the factorisation.
         "auto" takes up to eight for each cluster where noise is low and there are at most 256
         features, and else none.
+    quality : bool, default=False
+        Also release how good the clusters are, at 2 % of the budget: see `quality_`.
     device : str or None, default=None
         None computes with NumPy. "cpu", "cuda" or "cuda:1" moves the records to that device once
         and computes there with Torch (extra `gpu`); what is fitted is in NumPy arrays again.
@@ -202,6 +205,9 @@ class DPFedC(FederatedClusterer):
     choose_k_ : ChoiceOfK or None
         With n_clusters="auto": the number, the curve behind it with error bars, and whether the
         choice is clear.
+    quality_ : ClusterQuality or None
+        With quality=True: size, cost and simplified silhouette, of each cluster and of all, with
+        error bars.
     labels_ : array of shape (n_records,)
         The cluster of each record given to `fit`; equal to `predict(X)`. They stay with the sites.
     history_ : RunRecord
@@ -275,6 +281,7 @@ class DPFedC(FederatedClusterer):
         membership_gradient: str = "derivative",
         n_restarts: int = 1,
         cells: int | str | None = "auto",
+        quality: bool = False,
         device: str | None = None,
         ledger: str | os.PathLike[str] | None = None,
         on_round: OnRound | None = None,
@@ -308,6 +315,12 @@ class DPFedC(FederatedClusterer):
         """Return how the number of clusters was chosen, if it was."""
         check_is_fitted(self)
         return self.model_.choice
+
+    @property
+    def quality_(self) -> ClusterQuality | None:
+        """Return how good the clusters are, if that was asked for."""
+        check_is_fitted(self)
+        return self.model_.quality
 
     def _more_results(self, facts: Federation) -> dict[str, Any]:
         """Return what the published variant's noise comes to, in words."""

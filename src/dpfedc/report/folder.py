@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from dpfedc.engine.run_record import RunRecord
@@ -109,7 +110,8 @@ def read_clusters(path: Path) -> Reading:
     record, results = file.with_name(RECORD_NAME), {}
     if file.name == MODEL_NAME and record.exists():
         results = dict(RunRecord.read(record).results)
-    return Reading.of(ClusterModel.read(file).summary(), results)
+    model = ClusterModel.read(file)
+    return replace(Reading.of(model.summary(), results), quality=model.quality)
 
 
 def name_cluster(path: Path, cluster: int, name: str) -> Path:

@@ -19,6 +19,7 @@ from dpfedc.summary.cluster_summary import (
     Value,
 )
 from dpfedc.summary.cluster_text import HEAD, brief_rows, detail_rows, heading
+from dpfedc.summary.quality import ClusterQuality
 from dpfedc.whole_files import csv_bytes
 
 MEANINGS = {
@@ -43,6 +44,7 @@ class Reading:
     summary: ClusterSummary
     verdict: Mapping[str, Any] | None = None
     doubts: tuple[str, ...] = ()
+    quality: ClusterQuality | None = None
 
     @classmethod
     def of(cls, summary: ClusterSummary, results: Mapping[str, Any]) -> Reading:
@@ -132,6 +134,7 @@ def as_json(reading: Reading) -> str:
         "certainty": summary.centers,
         "choice": None if summary.choice is None else _choice_object(summary.choice),
         "clusters": [_cluster_object(cluster) for cluster in summary.clusters],
+        "quality": None if reading.quality is None else reading.quality.as_plain(),
     }
     return json.dumps(found, indent=1, allow_nan=False)
 

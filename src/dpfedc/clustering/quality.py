@@ -1,0 +1,213 @@
+"""How good the clusters are: one release at the final centres, for whoever asks for it.
+
+Of each record it tells its cluster, how far it lies from what it was assigned by, and how much
+nearer that is than the nearest other cluster (the simplified silhouette). The server makes sizes,
+costs and silhouettes of it, with error bars (`summary/quality.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import array_namespace, device
+
+from dpfedc.clustering.residual_lloyd import (
+    CENTER_MAX,
+    HIDDEN,
+    MAX_RESIDUAL,
+    is_residual_bound,
+    residual_bound,
+)
+from dpfedc.clustering.stage import (
+    SLACK,
+    Entry,
+    Form,
+    Known,
+    Public,
+    SiteBatch,
+    Stage,
+    State,
+    at_most,
+    broadcast,
+)
+from dpfedc.clustering.standardize import VIEW, standardized_memory, standardized_view
+from dpfedc.kernels import Array
+from dpfedc.kernels.cluster_sums import one_hot, squared_distances
+from dpfedc.kernels.devices import on_host
+from dpfedc.kernels.objective import membership_matrix
+from dpfedc.kernels.row_views import Columns, Standardized
+from dpfedc.privacy.gate import Released
+from dpfedc.privacy.sampling import RoundSample
+from dpfedc.privacy.sums import OuterSum
+from dpfedc.randomness import Randomness
+from dpfedc.settings import Penalty
+
+QUALITY_SHARE = 0.02
+"""Of the budget. With 2,000 records in a cluster, secure aggregation and epsilon 1 its silhouette
+is then known to about 0.07; what this takes from the search moves the clusters by less than a
+hundredth of their noise."""
+COST_WEIGHT = 2.0
+"""Of the squared distance, beside 1 for the count and the silhouette: clipped at nine times the
+typical one, it is the smallest of the three and would else be the noisiest."""
+SENSITIVITY = math.sqrt(1 + COST_WEIGHT**2 + 1)
+USUAL_PLACES = 64
+"""A round with more of them is worked through in smaller parts."""
+
+
+@dataclass(frozen=True)
+class Quality(Stage):
+    """Release (1, 2 u_j, s_j) summed by cluster, u_j in [0, 1] and s_j in [-1, 1].
+
+    u_j is the squared distance of a record to what it was assigned by, over the square of a bound
+    that is broadcast, and clipped; s_j its simplified silhouette (b - a) / max(a, b), a the
+    distance to its own cluster and b to the nearest other. A cluster is one or several `places`:
+    its centre, or its prototypes. Records belong to the nearest place or, `by_membership`, to the
+    cluster of the largest membership. Rows of clusters that were not made hold noise alone.
+    """
+
+    n_clusters: int
+    """The largest number of them."""
+    n_places: int
+    by_membership: bool = False
+    penalty: Penalty = field(default_factory=Penalty)
+    final_steps: int = 50
+    constant: float = 0.0
+    """Of memberships: distances are measured without it."""
+    name = "quality"
+    n_rounds = 1
+    purpose = "how many records each cluster has, how near they are, and how well apart"
+
+    @property
+    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Return what a site's work depends on."""
+        view = (*VIEW, "W") if self.by_membership else tuple(n for n in VIEW if n != "basis")
+        return (*view, "places", "place_clusters", "residual_bound")
+
+    def starts(self, known: Known, n_features: int) -> Known:
+        return {
+            "places": Entry((self.n_places, n_features), at_most(CENTER_MAX)),
+            "place_clusters": Entry((self.n_places,), self._are_clusters),
+            "residual_bound": Entry((), is_residual_bound),
+        }
+
+    def upload(self, known: Known, n_features: int) -> Form:
+        return Form((self.n_clusters, 3))
+
+    def sensitivity(self, state: State, t: int) -> float:
+        """Return sqrt 6: the row (1, 2 u_j, s_j) of one cluster."""
+        return SENSITIVITY
+
+    def start(self, state: State, public: Public, randomness: Randomness) -> State:
+        places, clusters = on_host(state["best_centers"]), np.arange(self.n_clusters)
+        if "groups" in state:
+            clusters = on_host(state["groups"])
+            # By centre, a prototype's place is that of its cluster.
+            by_prototype = bool(state["by_prototype"])
+            own = on_host(state["prototypes"])
+            places = own if by_prototype else places[clusters.astype(np.int64)]
+        told = {
+            "places": np.clip(places, -CENTER_MAX, CENTER_MAX),
+            "place_clusters": clusters.astype(np.float64),
+            "residual_bound": np.asarray(_distance_bound(state)),
+        }
+        return {**state, **{name: public.asarray(values) for name, values in told.items()}}
+
+    def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
+        memory = standardized_memory(batch, self._seen(state), self._constant)
+        squares = memory["squared_norms"]
+        if self.by_membership and ("basis" in state or self.constant):
+            plain = Standardized.of(batch.X, center=state["data_mean"], scale=state.get("scale"))
+            squares = plain.squared_norms
+        return {**memory, "plain_squares": squares}
+
+    def memory_factor(self, X: Array, state: State) -> float:
+        return max(self.n_places / USUAL_PLACES, 1.0)
+
+    def local(
+        self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
+    ) -> OuterSum:
+        xp = array_namespace(batch.X)
+        view = standardized_view(batch, self._seen(state), self._constant)
+        squares = batch.memory["plain_squares"]
+        plain = replace(view, squared_norms=squares, constant=0.0, basis=None)
+        places = broadcast(state, "places", most=CENTER_MAX * SLACK)
+        bound = broadcast(state, "residual_bound", above=0, most=MAX_RESIDUAL * SLACK)
+        clusters = one_hot(broadcast(state, "place_clusters"), self.n_clusters, batch.X)
+        known = xp.isfinite(squares)
+        # A record whose numbers overflow is null: weight 0, and nothing that 0 would not cancel.
+        distances = squared_distances(plain.products(places), squares, places)
+        distances = xp.where(known[:, None], distances, xp.zeros_like(distances))
+        members = self._members(view, distances, clusters, state)
+        own = (members @ clusters.T) > 0
+        far = xp.full_like(distances, xp.inf)
+        near = xp.min(xp.where(own, distances, far), axis=1)
+        other = xp.min(xp.where(own, far, distances), axis=1)
+        parts = xp.clip(near / bound**2, max=1.0)
+        silhouettes = _silhouettes(xp.sqrt(near), xp.sqrt(other))
+        extra = xp.stack([xp.ones_like(parts), COST_WEIGHT * parts, silhouettes], axis=1)
+        norms = xp.sqrt(1 + (COST_WEIGHT * parts) ** 2 + silhouettes**2)
+        return OuterSum(members, Columns.of(extra), xp.where(known, norms, squares))
+
+    def combine(self, state: State, released: Released, t: int) -> State:
+        xp = array_namespace(released.value)
+        like = {"dtype": released.value.dtype, "device": device(released.value)}
+        square = float(state["residual_bound"]) ** 2
+        units = np.asarray([1.0, square / COST_WEIGHT, 1.0])
+        sums = on_host(released.value).astype(np.float64)[: len(state["best_centers"])]
+        told = {
+            "quality_sums": sums * units,
+            "quality_noise": released.event.noise_std * units,
+            "quality_records": np.asarray(float(released.n_records)),
+        }
+        return {**state, **{name: xp.asarray(values, **like) for name, values in told.items()}}
+
+    @property
+    def _constant(self) -> float:
+        return self.constant if self.by_membership else 0.0
+
+    def _seen(self, state: State) -> State:
+        """Return the state with what memberships are computed from, or distances alone."""
+        return {n: v for n, v in state.items() if self.by_membership or n != "basis"}
+
+    def _members(
+        self, view: Standardized, distances: Array, clusters: Array, state: State
+    ) -> Array:
+        """Return the cluster of each record, as `predict` of the final model tells it."""
+        xp = array_namespace(distances)
+        if not self.by_membership:
+            return one_hot(xp.argmin(distances, axis=1), self.n_places, distances) @ clusters
+        W = broadcast(state, "W")
+        H = membership_matrix(view, W, penalty=self.penalty, steps=self.final_steps)
+        return one_hot(xp.argmax(H, axis=1), self.n_clusters, distances)
+
+    def _are_clusters(self, values: npt.NDArray[Any], _: State) -> bool:
+        whole = np.array_equal(values, np.round(values))
+        return bool(whole and (values >= 0).all() and (values < self.n_clusters).all())
+
+
+def _silhouettes(own: Array, other: Array) -> Array:
+    """Return (b - a) / max(a, b), 0 where there is no other cluster or both are nowhere."""
+    xp = array_namespace(own)
+    larger = xp.where(xp.isfinite(other), xp.where(own > other, own, other), xp.zeros_like(own))
+    some = (larger > 0) & xp.isfinite(own)
+    gaps = xp.where(some, other - own, xp.zeros_like(own))
+    return xp.clip(gaps / xp.where(some, larger, xp.ones_like(own)), min=-1.0, max=1.0)
+
+
+def _distance_bound(state: State) -> float:
+    """Return what distances are clipped to: a few times the typical one, where that was released.
+
+    As in the rounds that move centres, what noise may have hidden is added.
+    """
+    if bool(state.get("by_prototype", False)) and "residual_bound" in state:
+        return float(state["residual_bound"])  # of prototypes
+    if "best_cost" not in state:
+        return MAX_RESIDUAL
+    n_records = float(state["best_records"])
+    unit = float(state.get("residual_bound", 1.0)) ** 2
+    noise = unit * float(np.linalg.norm(on_host(state["size_errors"]))) / n_records
+    return residual_bound(float(state["best_cost"]) / n_records + HIDDEN * noise)
