@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-torch e2e lint bench bench-exact bench-scaling bench-scale bench-reading bench-secure bench-secure-round secure-headline accuracy frontier any-shape tables verdict error-bars pictures clean
+.PHONY: demo test test-torch e2e lint bench bench-exact bench-scaling bench-scale bench-reading bench-secure bench-secure-round secure-headline accuracy frontier any-shape tables verdict error-bars quality pictures clean
 
 .venv/demo: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -63,6 +63,9 @@ verdict: .venv/dev
 
 error-bars: .venv/dev
 	$(BIN)/python benchmarks/error_bars.py
+
+quality: .venv/dev
+	$(BIN)/python benchmarks/quality.py
 
 # Those of docs/concepts.md, and the figures in its text.
 pictures: .venv/dev

@@ -46,6 +46,33 @@ def test_separate_sites_find_what_the_simulator_finds(tmp_path, method, settings
     np.testing.assert_allclose(result.model.directions, expected.directions, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "settings", [{"refine_rounds": 0}, {"cells": 6, "n_prototypes": 6, "shape": "any"}]
+)
+def test_separate_sites_find_the_quality_that_the_simulator_finds(tmp_path, settings):
+    agreement = agreed("dp-fedc", settings={**settings, "quality": True})
+    result = MemoryTransport(agreement, tmp_path).coordinator().run()
+    expected = in_one_process(agreement, by_site().values()).quality
+    found = result.model.quality
+    np.testing.assert_allclose(
+        [(one.size.value, one.silhouette.value) for one in found.clusters],
+        [(one.size.value, one.silhouette.value) for one in expected.clusters],
+        atol=1e-6,
+    )
+    assert result.record.results["quality"] == found.as_plain()
+
+
+def test_the_quality_of_exact_sums_with_secure_noise_is_within_its_bars(tmp_path):
+    settings = {"quality": True, "norm_bound": 20.0, "cells": 6}
+    agreement = agreed("dp-fedc", noise="secure", epsilon=200.0, settings=settings)
+    model = MemoryTransport(agreement, tmp_path).coordinator().run().model
+    X = np.concatenate(list(by_site().values()))
+    sizes = np.bincount(model.labels(X), minlength=3)
+    for one, size in zip(model.quality.clusters, sizes, strict=True):
+        assert one.size.error > 0
+        assert abs(one.size.value - size) <= 6 * one.size.error
+
+
 def test_sampled_records_are_those_of_the_simulator(tmp_path):
     agreement = agreed(
         "dp-fedc", epsilon=4.0, settings={"sampling_probability": 0.5, "norm_bound": 12.0}

@@ -60,7 +60,8 @@ RUNS = {
         {"n_clusters": "auto", "k_range": [2, 4], "shape": "any", "n_prototypes": 6},
         {},
     ),
-    "a table": ("dp-fedc", {"n_clusters": 2}, with_schema()),
+    "quality": ("dp-fedc", {"cells": 6, "quality": True}, {"noise": "secure"}),
+    "a table": ("dp-fedc", {"n_clusters": 2, "quality": True}, with_schema()),
     "a table, cells": ("dp-fedc", {"n_clusters": 2, "cells": 5}, with_schema()),
     "a table, Lloyd": ("dp-lloyd", {"n_clusters": 2}, with_schema()),
 }
@@ -137,6 +138,9 @@ HEADS = {
     "a long version": {"version": "1" * 300},
     "a version that moves the cursor": {"version": "\x1b[2J"},
     "a promise of its own": {"about": {"privacy": {"epsilon": 0.1}}},
+    "a quality that was not agreed on": {
+        "quality": {"cost": [1, 0], "silhouette": [1, 0], "clusters": [[[1, 0], None, None]] * 3}
+    },
     "another kind": {"kind": "request"},
     "no run": {"run": None},
 }
@@ -149,6 +153,28 @@ def test_a_head_that_no_model_of_the_run_has_is_refused(plain, change):
     received_model(packed(head, arrays), agreement)
     with pytest.raises(InvalidInput):
         received_model(packed({**head, **change}, arrays), agreement)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"clusters": []},
+        {"clusters": [[[1.0, 0.0], None]] * 3},
+        {"clusters": [[[1.0, -1.0], None, None]] * 3},
+        {"clusters": [["many", None, None]] * 3},
+        {"clusters": {}},
+        {"cost": [1e200, 0.0]},
+        {"cost": None},
+        {"silhouette": [True, 0.0]},
+        {"more": 1},
+    ],
+)
+def test_a_quality_that_cannot_be_one_is_refused(tmp_path, change):
+    agreement, model = finished(tmp_path, *RUNS["quality"])
+    head, arrays = unpacked(model_message(agreement, model))
+    quality = {**head["quality"], **change}
+    with pytest.raises(InvalidInput):
+        received_model(packed({**head, "quality": quality}, arrays), agreement)
 
 
 def test_the_constant_is_the_agreed_one(tmp_path):

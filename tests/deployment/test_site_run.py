@@ -333,7 +333,7 @@ def test_work_that_fails_says_nothing_and_stays_charged(ledger, monkeypatch):
     [
         ("dp-lloyd", {}),
         ("dp-fedc", {}),
-        ("dp-fedc", {"subspace": 2, "refine_rounds": 0}),
+        ("dp-fedc", {"subspace": 2, "refine_rounds": 0, "quality": True}),
         ("dp-fedc", {"update": "sums-and-gram", "constant_feature": 0.5}),
         ("dp-fedc", {"center": False, "scale": False, "norm_bound": 12.0}),
         ("dp-fedc", {"scale": "columns"}),

@@ -25,6 +25,7 @@ def proved_classes():
     plans = [method_named("dp-fedc").plan({"n_clusters": 3, **c}, FACTS, TARGET) for c in CHOICES]
     merged = {"n_clusters": "auto", "k_range": (2, 6)}
     plans.append(method_named("dp-fedc").plan(merged, FACTS, TARGET))
+    plans.append(method_named("dp-fedc").plan({"n_clusters": 3, "quality": True}, FACTS, TARGET))
     plans.append(method_named("dp-lloyd").plan({"n_clusters": 3, "n_rounds": 4}, FACTS, TARGET))
     return {type(stage).__name__ for plan in plans for stage in plan.stages}
 
@@ -34,7 +35,8 @@ def test_every_proved_stage_has_a_row_in_each_table(section):
     text = PAGE.read_text(encoding="utf-8").split(section)[1].split("\n## ")[0]
     rows = [line for line in text.splitlines() if line.startswith("|")]
     found = proved_classes()
-    known = {"SumsAndGram", "LloydSums", "Subspace", "Centers", "Lengths", "Cells", "Neighbors"}
+    known = {"SumsAndGram", "LloydSums", "Subspace", "Centers", "Lengths", "Cells"}
+    known |= {"Neighbors", "Quality"}
     assert known <= found
     assert not {name for name in found if not any(f"`{name}`" in row for row in rows)}
 
