@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dpfedc import DPFedC
-from dpfedc.summary.quality import Measured
+from dpfedc.summary.cluster_quality import Measured
 
 N_RECORDS, N_SITES = 3000, 5
 Float = np.ndarray[Any, np.dtype[np.float64]]

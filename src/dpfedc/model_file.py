@@ -26,8 +26,8 @@ from dpfedc.kernels.row_views import Standardized
 from dpfedc.kernels.threads import rows_over_threads
 from dpfedc.settings import Penalty, require_integer, require_number
 from dpfedc.summary.choice_of_k import ChoiceOfK
+from dpfedc.summary.cluster_quality import ClusterQuality
 from dpfedc.summary.cluster_summary import ClusterSummary, require_name
-from dpfedc.summary.quality import ClusterQuality
 from dpfedc.summary.summarizing import CERTAIN, summarized
 from dpfedc.tables.encode import balanced, decoded
 from dpfedc.tables.schema import Schema

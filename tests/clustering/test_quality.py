@@ -12,7 +12,7 @@ from dpfedc.clustering.quality import Quality
 from dpfedc.deployment.proposal import read_plan
 from dpfedc.errors import InvalidInput
 from dpfedc.model_file import ClusterModel
-from dpfedc.summary.quality import ClusterQuality, Measured, quality_from
+from dpfedc.summary.cluster_quality import ClusterQuality, Measured, quality_from
 
 N, SITES = 600, 5
 KINDS = {

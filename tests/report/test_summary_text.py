@@ -91,7 +91,7 @@ def test_json_has_all_values_and_stable_keys():
     found = json.loads(as_json(Reading(table_model().summary())))
     assert list(found) == [
         *("unit", "verdict", "doubts", "notes", "stamps", "size_certainty", "certainty"),
-        *("choice", "clusters"),
+        *("choice", "clusters", "quality"),
     ]
     cluster = found["clusters"][1]
     assert list(cluster) == [

@@ -27,7 +27,7 @@ from dpfedc.privacy.statement import NOT_COVERED, split_subject
 from dpfedc.summary.number_text import shown
 
 if TYPE_CHECKING:
-    from dpfedc.summary.quality import ClusterQuality
+    from dpfedc.summary.cluster_quality import ClusterQuality
     from dpfedc.tables.check import Report
 
 _WIDE = 60

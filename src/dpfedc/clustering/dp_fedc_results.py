@@ -20,7 +20,7 @@ from dpfedc.clustering.subspace import Subspace
 from dpfedc.kernels.devices import as_numpy
 from dpfedc.model_file import ClusterModel
 from dpfedc.summary.choice_of_k import choice_from
-from dpfedc.summary.quality import ClusterQuality, quality_from
+from dpfedc.summary.cluster_quality import ClusterQuality, quality_from
 
 
 def factorization_model(

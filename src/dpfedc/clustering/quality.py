@@ -2,7 +2,7 @@
 
 Of each record it tells its cluster, how far it lies from what it was assigned by, and how much
 nearer that is than the nearest other cluster (the simplified silhouette). The server makes sizes,
-costs and silhouettes of it, with error bars (`summary/quality.py`).
+costs and silhouettes of it, with error bars (`summary/cluster_quality.py`).
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from dpfedc.randomness import Randomness
 from dpfedc.settings import Penalty
 
 QUALITY_SHARE = 0.02
-"""Of the budget. With 2,000 records in a cluster, secure aggregation and epsilon 1 its silhouette
-is then known to about 0.07; what this takes from the search moves the clusters by less than a
-hundredth of their noise."""
+"""Of the budget, counted in mu^2: the noise of all other releases is 1 % larger for it. With 2,000
+records in a cluster, secure aggregation and epsilon 1, the cluster's silhouette is then known to
+about 0.08, and its size to 130."""
 COST_WEIGHT = 2.0
 """Of the squared distance, beside 1 for the count and the silhouette: clipped at nine times the
 typical one, it is the smallest of the three and would else be the noisiest."""

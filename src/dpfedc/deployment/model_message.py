@@ -20,7 +20,7 @@ from dpfedc.kernels.column_view import VIEW
 from dpfedc.model_file import MEASURED, ClusterModel
 from dpfedc.settings import Penalty, require_bool, require_integer, require_number
 from dpfedc.summary.choice_of_k import ChoiceOfK
-from dpfedc.summary.quality import ClusterQuality
+from dpfedc.summary.cluster_quality import ClusterQuality
 
 MAX_SIZE = 1e150
 """Of any number; larger ones cannot be squared."""

@@ -19,7 +19,7 @@ from dpfedc.errors import InvalidInput, UtilityWarning
 from dpfedc.estimators.base import FederatedClusterer, OnRound
 from dpfedc.settings import require_choice
 from dpfedc.summary.choice_of_k import ChoiceOfK
-from dpfedc.summary.quality import ClusterQuality
+from dpfedc.summary.cluster_quality import ClusterQuality
 
 
 def stack_sites(arrays: Sequence[Any]) -> tuple[Any, npt.NDArray[np.int64]]:

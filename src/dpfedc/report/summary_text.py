@@ -11,6 +11,7 @@ from typing import Any
 from dpfedc.privacy.statement import counted
 from dpfedc.report.promise import verdict_paragraphs
 from dpfedc.summary.choice_of_k import ChoiceOfK
+from dpfedc.summary.cluster_quality import ClusterQuality
 from dpfedc.summary.cluster_summary import (
     Certainty,
     Cluster,
@@ -19,7 +20,6 @@ from dpfedc.summary.cluster_summary import (
     Value,
 )
 from dpfedc.summary.cluster_text import HEAD, brief_rows, detail_rows, heading
-from dpfedc.summary.quality import ClusterQuality
 from dpfedc.whole_files import csv_bytes
 
 MEANINGS = {
