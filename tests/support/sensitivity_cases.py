@@ -173,7 +173,7 @@ def with_places(rng, state, stage, length, dtype):
     places = rng.uniform(-1, 1, (stage.n_places, len(state["data_mean"])))
     places[rng.integers(stage.n_places)] = places[0]
     clusters = rng.integers(0, stage.n_clusters, stage.n_places)
-    told = {"places": places, "place_clusters": clusters, "residual_bound": length}
+    told = {"places": places, "place_clusters": clusters, "distance_bound": length}
     return {**state, **{name: np.asarray(value, dtype=dtype) for name, value in told.items()}}
 
 

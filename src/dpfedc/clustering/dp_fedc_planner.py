@@ -273,6 +273,7 @@ def _quality(choices: SimpleNamespace, way: Way) -> Quality:
         penalty=way.penalty,
         final_steps=MODEL_STEPS,
         constant=choices.constant_feature,
+        longest=getattr(last, "longest", 1.0),
     )
 
 

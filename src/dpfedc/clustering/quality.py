@@ -19,8 +19,8 @@ from dpfedc.clustering.residual_lloyd import (
     CENTER_MAX,
     HIDDEN,
     MAX_RESIDUAL,
-    is_residual_bound,
-    residual_bound,
+    are_residual_bounds,
+    residual_bounds,
 )
 from dpfedc.clustering.stage import (
     SLACK,
@@ -77,6 +77,8 @@ class Quality(Stage):
     final_steps: int = 50
     constant: float = 0.0
     """Of memberships: distances are measured without it."""
+    longest: float = 1.0
+    """Records longer than so many scales are clipped to that length."""
     name = "quality"
     n_rounds = 1
     purpose = "how many records each cluster has, how near they are, and how well apart"
@@ -85,13 +87,13 @@ class Quality(Stage):
     def reads(self) -> tuple[str, ...]:  # type: ignore[override]
         """Return what a site's work depends on."""
         view = (*VIEW, "W") if self.by_membership else tuple(n for n in VIEW if n != "basis")
-        return (*view, "places", "place_clusters", "residual_bound")
+        return (*view, "places", "place_clusters", "distance_bound")
 
     def starts(self, known: Known, n_features: int) -> Known:
         return {
             "places": Entry((self.n_places, n_features), at_most(CENTER_MAX)),
             "place_clusters": Entry((self.n_places,), self._are_clusters),
-            "residual_bound": Entry((), is_residual_bound),
+            "distance_bound": Entry((), are_residual_bounds),
         }
 
     def upload(self, known: Known, n_features: int) -> Form:
@@ -112,15 +114,17 @@ class Quality(Stage):
         told = {
             "places": np.clip(places, -CENTER_MAX, CENTER_MAX),
             "place_clusters": clusters.astype(np.float64),
-            "residual_bound": np.asarray(_distance_bound(state)),
+            "distance_bound": np.asarray(_distance_bound(state)),
         }
         return {**state, **{name: public.asarray(values) for name, values in told.items()}}
 
     def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
-        memory = standardized_memory(batch, self._seen(state), self._constant)
+        memory = standardized_memory(batch, self._seen(state), self._constant, self.longest)
         squares = memory["squared_norms"]
         if self.by_membership and ("basis" in state or self.constant):
-            plain = Standardized.of(batch.X, center=state["data_mean"], scale=state.get("scale"))
+            plain = Standardized.of(
+                batch.X, center=state["data_mean"], scale=state.get("scale"), longest=self.longest
+            )
             squares = plain.squared_norms
         return {**memory, "plain_squares": squares}
 
@@ -131,11 +135,11 @@ class Quality(Stage):
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
     ) -> OuterSum:
         xp = array_namespace(batch.X)
-        view = standardized_view(batch, self._seen(state), self._constant)
+        view = standardized_view(batch, self._seen(state), self._constant, self.longest)
         squares = batch.memory["plain_squares"]
         plain = replace(view, squared_norms=squares, constant=0.0, basis=None)
         places = broadcast(state, "places", most=CENTER_MAX * SLACK)
-        bound = broadcast(state, "residual_bound", above=0, most=MAX_RESIDUAL * SLACK)
+        bound = broadcast(state, "distance_bound", above=0, most=MAX_RESIDUAL * SLACK)
         clusters = one_hot(broadcast(state, "place_clusters"), self.n_clusters, batch.X)
         known = xp.isfinite(squares)
         # A record whose numbers overflow is null: weight 0, and nothing that 0 would not cancel.
@@ -155,7 +159,7 @@ class Quality(Stage):
     def combine(self, state: State, released: Released, t: int) -> State:
         xp = array_namespace(released.value)
         like = {"dtype": released.value.dtype, "device": device(released.value)}
-        square = float(state["residual_bound"]) ** 2
+        square = float(state["distance_bound"]) ** 2
         units = np.asarray([1.0, square / COST_WEIGHT, 1.0])
         sums = on_host(released.value).astype(np.float64)[: len(state["best_centers"])]
         told = {
@@ -203,11 +207,14 @@ def _distance_bound(state: State) -> float:
 
     As in the rounds that move centres, what noise may have hidden is added.
     """
-    if bool(state.get("by_prototype", False)) and "residual_bound" in state:
-        return float(state["residual_bound"])  # of prototypes
+    if bool(state.get("by_prototype", False)) and "mean_squares" in state:
+        return float(residual_bounds(on_host(state["mean_squares"]).max()))  # of prototypes
     if "best_cost" not in state:
-        return MAX_RESIDUAL
+        return 1.0
     n_records = float(state["best_records"])
-    unit = float(state.get("residual_bound", 1.0)) ** 2
+    unit = (
+        float(np.max(on_host(state["residual_bounds"]))) ** 2 if "residual_bounds" in state else 1.0
+    )
     noise = unit * float(np.linalg.norm(on_host(state["size_errors"]))) / n_records
-    return residual_bound(float(state["best_cost"]) / n_records + HIDDEN * noise)
+    mean_square = np.asarray(float(state["best_cost"]) / n_records + HIDDEN * noise)
+    return float(residual_bounds(mean_square))

@@ -185,7 +185,7 @@ class ResidualSums(Stage):
 
     def starts(self, known: Known, n_features: int) -> Known:
         centers = Entry((self.n_clusters, self._width(known, n_features)), at_most(CENTER_MAX))
-        bounds = Entry((self.n_clusters,), _are_residual_bounds)
+        bounds = Entry((self.n_clusters,), are_residual_bounds)
         return {"centers": centers, "residual_bounds": bounds}
 
     def upload(self, known: Known, n_features: int) -> Form:
@@ -246,7 +246,8 @@ class ResidualSums(Stage):
         return int(known["basis"].shape[0])
 
 
-def _are_residual_bounds(values: npt.NDArray[Any], _: State) -> bool:
+def are_residual_bounds(values: npt.NDArray[Any], _: State) -> bool:
+    """Return whether bounds on residuals are in the range that sites accept."""
     return bool(((values >= MIN_RESIDUAL / SLACK) & (values <= MAX_RESIDUAL * SLACK)).all())
 
 
