@@ -78,7 +78,7 @@ bench: .venv/dev
 bench-exact: .venv/dev
 	$(BIN)/python benchmarks/exact_sums.py
 
-# A round over HTTPS beside bare aiohttp, from 3 to 1,000 sites; 20 MB at 20 sites needs 3 GB.
+# A round over HTTPS and over NATS beside bare aiohttp, 3 to 1,000 sites; 20 MB at 20 needs 3 GB.
 bench-wire: .venv/dev
 	$(BIN)/python benchmarks/wire.py
 

@@ -37,7 +37,8 @@ from wire import free_port
 from dpfedc.deployment.coordinator import Coordinator
 from dpfedc.deployment.heads import KeptHeads
 from dpfedc.deployment.mailbox.https_operator import HttpsMailbox
-from dpfedc.deployment.mailbox.https_site import HttpsSite, SiteLine
+from dpfedc.deployment.mailbox.https_site import HttpsSite
+from dpfedc.deployment.mailbox.site_side import SiteLine
 from dpfedc.deployment.peers import PinnedPeers
 from dpfedc.deployment.runs import acceptances, await_sites, proposal, run_folder
 from dpfedc.deployment.secure_aggregation.masks import Bundle

@@ -1,10 +1,12 @@
-"""What a round costs on the wire, beside bare aiohttp doing the same, in the same run.
+"""What a round costs over HTTPS and over NATS, beside bare aiohttp doing the same, in the same run.
 
 A server process, one process with all the sites (coroutines), and this one as the operator, all on
 this machine, mutual TLS 1.3, the same number of bytes each way. Two references, neither of which
 signs, checks or resends anything: the echo goes the way of ours (the operator posts, sites that
 wait get their bytes, answer with them, and the operator has them back); in the short echo every
-site posts bytes to the server and gets them back, and there is no operator.
+site posts bytes to the server and gets them back, and there is no operator. Over NATS the server is
+one nats-server with the configuration that `dpfedc server nats-config` writes; without that program
+the column is left out.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shutil
 import socket
 import statistics
 import subprocess
@@ -27,8 +30,9 @@ from dpfedc.deployment.certificates import write_site_key
 from dpfedc.deployment.control import answered
 from dpfedc.deployment.keys import Identity
 from dpfedc.deployment.mailbox.https_calls import new_session, open_ended
-from dpfedc.deployment.mailbox.https_operator import HttpsMailbox
-from dpfedc.deployment.mailbox.https_site import HttpsSite, SiteLine
+from dpfedc.deployment.mailbox.nats_config import CONFIG, Nodes
+from dpfedc.deployment.mailbox.operator_side import mailbox_of
+from dpfedc.deployment.mailbox.site_side import SiteLine, site_side
 from dpfedc.deployment.mailbox.tls import caller_context, server_context
 from dpfedc.deployment.server_folder import ServerFolder
 
@@ -56,6 +60,19 @@ def federation(home: Path, n_sites: int) -> ServerFolder:
 def identity(home: Path, i: int) -> Identity:
     place = home / f"s{i}"
     return Identity.read(place / "site.key", place / "site.pub")
+
+
+def over_nats(folder: ServerFolder) -> ServerFolder:
+    """Return the folder with one node, whose files are written."""
+    nodes = Nodes.chosen(folder, [f"127.0.0.1:{free_port()}"], listen="127.0.0.1", monitoring=False)
+    nodes.write()
+    return nodes.folder
+
+
+def nats_server() -> str | None:
+    """Return the program: beside Python, or on the path."""
+    beside = Path(sys.executable).with_name("nats-server")
+    return str(beside) if beside.exists() else shutil.which("nats-server")
 
 
 def usage(pid: int) -> tuple[float, int, int]:
@@ -173,19 +190,13 @@ async def ask_echo(home: Path, n_sites: int, n_bytes: int, n_rounds: int) -> lis
 async def attend_all(home: Path, n_sites: int) -> None:
     """Answer every request with itself, as so many sites."""
     folder, stop = ServerFolder.open(home / "server"), asyncio.Event()
+    address = Nodes.of(folder).for_sites if folder.nats else f"127.0.0.1:{folder.port}"
     lines = []
     for i in range(n_sites):
         own = identity(home, i)
-        lines.append(
-            SiteLine(
-                f"s{i}",
-                f"127.0.0.1:{folder.port}",
-                folder.authority,
-                lambda own=own: [own],
-            )
-        )
+        lines.append(SiteLine(f"s{i}", address, folder.authority, lambda own=own: [own]))
     await asyncio.gather(
-        *(HttpsSite(line, answered, tell=lambda _: None).attend(stop) for line in lines)
+        *(site_side(line, answered, tell=lambda _: None).attend(stop) for line in lines)
     )
 
 
@@ -233,16 +244,16 @@ def mailbox_rounds(
     home: Path, folder: ServerFolder, n_sites: int, n_bytes: int, n_rounds: int
 ) -> tuple[float, float, int, int]:
     """Return the same of our mailbox, and the bytes that each site sent and received a round."""
+    command, place = [sys.executable, "-m", "dpfedc", "server", "start", str(folder.path)], None
+    if folder.nats:
+        nodes = Nodes.of(folder)
+        command, place = [str(nats_server()), "-c", CONFIG], nodes.place(nodes.nodes[0])
     server = subprocess.Popen(
-        [sys.executable, "-m", "dpfedc", "server", "start", str(folder.path)],
-        stdout=subprocess.PIPE,
-        text=True,
+        command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    assert server.stdout is not None
-    server.stdout.readline()
     sites = start("attend", str(home), str(n_sites))
     n_passed = []
-    with closing(HttpsMailbox(folder)) as mailbox:
+    with closing(mailbox_of(folder)) as mailbox:
         mailbox.most_answer = 2 * n_bytes
         mailbox.on_delivery = lambda d: n_passed.append(d.n_sent + d.n_received)
         while sum(mailbox.online().values()) < n_sites:
@@ -271,6 +282,9 @@ def compare(n_sites: int, n_bytes: int, n_rounds: int) -> None:
         short = short_echo(home, n_sites, n_bytes, n_rounds)
         echo, echo_cpu, echo_peak = echo_rounds(home, n_sites, n_bytes, n_rounds)
         ours, cpu, peak, passed = mailbox_rounds(home, folder, n_sites, n_bytes, n_rounds)
+        nats = None
+        if nats_server() is not None:
+            nats = mailbox_rounds(home, over_nats(folder), n_sites, n_bytes, n_rounds)
     print(
         f"{n_sites:>5} sites x {n_bytes / 1e3:,.0f} kB: {ours:.4f} s a round; echo {echo:.4f} s, "
         f"ratio {ours / echo:.2f}; short echo {short:.4f} s, ratio {ours / short:.2f}; server CPU "
@@ -278,6 +292,14 @@ def compare(n_sites: int, n_bytes: int, n_rounds: int) -> None:
         f"{peak} MB (echo {echo_peak}); {passed / 1e3:,.1f} kB with each site",
         flush=True,
     )
+    if nats is not None:
+        seconds, cpu, peak, passed = nats
+        print(
+            f"      over NATS: {seconds:.4f} s a round, {seconds / ours:.2f} of HTTPS; server CPU "
+            f"{1e3 * cpu / n_sites:.2f} ms an answer, at most {peak} MB; "
+            f"{passed / 1e3:,.1f} kB with each site",
+            flush=True,
+        )
 
 
 def main() -> None:

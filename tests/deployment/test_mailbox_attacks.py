@@ -1,6 +1,5 @@
 """Who tries to get in, and who is in and does not keep to the rules: refused, and others go on."""
 
-import datetime
 import os
 import resource
 import socket
@@ -17,7 +16,14 @@ from dpfedc.deployment.mailbox import connections, door, https_server
 from dpfedc.deployment.mailbox.letters import letter
 from dpfedc.deployment.mailbox.mailbox import MAX_LETTER
 from dpfedc.deployment.mailbox.post_office import digest_of
-from support.mailbox_callers import Caller, CountedData, bare_context, context_of, head_of
+from support.mailbox_callers import (
+    Caller,
+    CountedData,
+    bare_context,
+    context_of,
+    head_of,
+    issued_by_an_enrolled_one,
+)  # fmt: skip
 from support.mailboxes import PATIENCE, HttpsWorld, InBackground, quickly, wait_until
 
 MAIL = head_of("/v1/mail?stay=0", 0)
@@ -122,6 +128,7 @@ class TestUnenrolled:
     def test_what_a_site_vouches_for_is_not_admitted(self, world):
         """A site makes its certificate itself, and may make it one that signs others."""
         certificate, key = issued_by_an_enrolled_one(world)
+        wait_until(lambda: "madrid" in world.server._sites)
         got = tried(world, bare_context(certificate, key))
         assert b" 200 " not in got
         assert b" 204 " not in got
@@ -140,40 +147,6 @@ class TestUnenrolled:
             world.operator().exchange({"geneva": b"x"}, 0.3)
             assert other.response()[0] == 200
         assert "its certificate was removed" in world.refused()
-
-
-def issued_by_an_enrolled_one(world):
-    """Enrol a certificate that may sign others; return the files of one that it has signed."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding
-    from cryptography.x509.oid import NameOID
-
-    from dpfedc.deployment.keys import private_pem
-
-    issuer, own = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
-    now = datetime.datetime.now(datetime.UTC)
-
-    def certificate(name, key, signs):
-        return (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "madrid")]))
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=signs, path_length=None), critical=True)
-            .sign(issuer, None)
-            .public_bytes(Encoding.PEM)
-        )
-
-    world.folder.enrol(certificate("madrid", issuer, True).decode())
-    wait_until(lambda: "madrid" in world.server._sites)
-    files = world.home / "sub.crt", world.home / "sub.key"
-    files[0].write_bytes(certificate("sub", own, False))
-    files[1].write_bytes(private_pem(own))
-    return files
 
 
 @pytest.mark.parametrize("change", ["remove", "enrol", "renew"])

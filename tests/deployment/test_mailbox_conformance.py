@@ -12,12 +12,17 @@ import pytest
 
 from dpfedc.deployment.control import answered, refused
 from dpfedc.deployment.mailbox import https_site, letters, post_office
-from dpfedc.deployment.mailbox.https_operator import BAD_SIGNATURE
+from dpfedc.deployment.mailbox.operator_side import BAD_SIGNATURE
 from dpfedc.deployment.messages import Refusal
 from support.mailboxes import PATIENCE, HttpsWorld, InBackground, quickly, wait_until
+from support.nats_worlds import NatsWorld
 from support.planting import plant
 
-WORLDS = {"https": HttpsWorld, "https, signed calls": partial(HttpsWorld, signed=True)}
+WORLDS = {
+    "https": HttpsWorld,
+    "https, signed calls": partial(HttpsWorld, signed=True),
+    "nats": NatsWorld,
+}
 NAMES = ("berlin", "geneva", "lisbon")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from dpfedc.deployment import certificates
 from dpfedc.deployment.keys import Identity
-from dpfedc.deployment.mailbox import https_calls, https_site, letters
+from dpfedc.deployment.mailbox import https_calls, https_site, letters, site_side
 from dpfedc.deployment.mailbox.letters import LetterBox, letter
 from dpfedc.deployment.server_folder import ServerFolder
 from dpfedc.errors import InvalidInput
@@ -210,7 +210,7 @@ def test_a_site_keeps_no_cookie(world):
 def test_a_server_that_cannot_be_had_is_tried_less_and_less_often(world, monkeypatch):
     pauses = []
     monkeypatch.setattr(https_site.random, "uniform", lambda *_: pauses.append(1) or 1.0)
-    monkeypatch.setattr(https_site, "LONGEST_PAUSE_S", 0.4)
+    monkeypatch.setattr(site_side, "LONGEST_PAUSE_S", 0.4)
     world.start_site("berlin", Asked(), there=False)
     wait_until(lambda: len(world.told["berlin"]) >= 5, what="five complaints")
     said = [text.rpartition("again in ")[2].split()[0] for text in world.told["berlin"][:5]]
@@ -219,7 +219,7 @@ def test_a_server_that_cannot_be_had_is_tried_less_and_less_often(world, monkeyp
 
 def test_without_the_server_two_keys_are_not_tried_in_haste(world, monkeypatch):
     """While a key is exchanged the second is tried at once, but only if the first is refused."""
-    monkeypatch.setattr(https_site, "SHORTEST_PAUSE_S", 60.0)
+    monkeypatch.setattr(site_side, "SHORTEST_PAUSE_S", 60.0)
     world.new_site("berlin", "next")
     world.start_site("berlin", Asked(), there=False)
     wait_until(lambda: world.told["berlin"], what="a complaint")

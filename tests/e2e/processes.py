@@ -9,6 +9,9 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
+from support.nats_worlds import NO_SERVER, NodeProcess, nats_server, node_ports
 from support.ports import reserved_port
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
@@ -120,6 +123,10 @@ class Federation:
         self.call("server", "init", self.home / "server", "--listen", "127.0.0.1",
                   "--port", self.port)  # fmt: skip
 
+    def address(self, port=None):
+        """Return what a site calls."""
+        return f"127.0.0.1:{port or self.port}"
+
     def call(self, *words, code=0):
         """Run a command to its end and return what it said."""
         done = subprocess.run(
@@ -137,7 +144,7 @@ class Federation:
         """Make a site and enrol it."""
         trust = ("--ca", authority or self.home / "server" / "ca.crt")
         self.call("site", "init", self.home / name, "--name", name, "--data", data, *more, *trust,
-                  "--server", f"127.0.0.1:{port or self.port}", "--cap-epsilon", 1000,
+                  "--server", self.address(port), "--cap-epsilon", 1000,
                   "--cap-delta", 1e-3)  # fmt: skip
         if enrol:
             self.call("server", "enrol", self.home / "server", self.home / name / "site.pub")
@@ -160,3 +167,34 @@ class Federation:
         for process in reversed(self.running.values()):
             process.close()
         self._keeper.close()
+
+
+class NatsFederation(Federation):
+    """The same over NATS: its servers are nodes of a cluster."""
+
+    def __init__(self, home, n_nodes=3):
+        if nats_server() is None:
+            pytest.skip(NO_SERVER)
+        super().__init__(home)
+        ports, self._node_keepers = node_ports(n_nodes)
+        self._addresses = [f"127.0.0.1:{port}" for port in ports]
+        nodes = [word for address in self._addresses for word in ("--node", address)]
+        self.call("server", "nats-config", self.home / "server", "--listen", "127.0.0.1", *nodes)
+        places = (self.home / "server" / "nats" / a.replace(":", "-") for a in self._addresses)
+        self.nodes = [NodeProcess(place) for place in places]
+
+    def address(self, port=None):
+        return "nats://" + ",".join(self._addresses)
+
+    def start_nodes(self):
+        for node in self.nodes:
+            node.start()
+
+    def close(self):
+        try:
+            super().close()
+        finally:
+            for node in self.nodes:
+                node.kill()
+            for keeper in self._node_keepers:
+                keeper.close()

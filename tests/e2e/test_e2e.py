@@ -23,7 +23,8 @@ from sklearn.datasets import load_digits
 from dpfedc.deployment.agreement import Agreement
 from dpfedc.deployment.control import answered
 from dpfedc.deployment.mailbox.https_operator import HttpsMailbox
-from dpfedc.deployment.mailbox.https_site import HttpsSite, SiteLine
+from dpfedc.deployment.mailbox.https_site import HttpsSite
+from dpfedc.deployment.mailbox.site_side import SiteLine
 from dpfedc.deployment.messages import packed
 from dpfedc.deployment.runs import stored_agreement
 from dpfedc.deployment.server_folder import ServerFolder

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from dpfedc.deployment.certificates import write_site_key
+from dpfedc.deployment.mailbox.nats_config import Nodes
 from dpfedc.deployment.server_folder import ServerFolder
 from dpfedc.whole_files import write_whole
 from processes import wait_until
@@ -20,6 +21,7 @@ from support.mailbox_processes import (
     request_of,
     serve_folder,
 )
+from support.nats_worlds import NO_SERVER, NodeProcess, nats_server
 from support.ports import reserved_port
 
 N_ROUNDS, N_KILLS = 40, 60
@@ -27,6 +29,22 @@ NAMES = [f"s{i:02d}" for i in range(20)]
 PER_PROCESS = 5
 
 pytestmark = pytest.mark.e2e
+
+
+def https_server(folder):
+    return Killable(serve_folder, str(folder.path.parent))
+
+
+def nats_node(folder):
+    """Return the node of a federation over NATS; sites and operator find it in the folder."""
+    if nats_server() is None:
+        pytest.skip(NO_SERVER)
+    address = f"127.0.0.1:{folder.port}"
+    nodes = Nodes.chosen(folder, [address], listen="127.0.0.1", monitoring=False)
+    nodes.write()
+    node = NodeProcess(nodes.place(nodes.nodes[0]))
+    node.start()
+    return node
 
 
 @pytest.fixture
@@ -42,10 +60,11 @@ def home(tmp_path):
     keeper.close()
 
 
-def test_kills_of_everyone_change_no_answer(home):
+@pytest.mark.parametrize("started", [https_server, nats_node])
+def test_kills_of_everyone_change_no_answer(home, started):
     chance = random.Random(14)
     groups = [NAMES[i : i + PER_PROCESS] for i in range(0, len(NAMES), PER_PROCESS)]
-    server = Killable(serve_folder, str(home))
+    server = started(ServerFolder.open(home / "server"))
     sites = [Killable(attend_sites, str(home), group) for group in groups]
     run = Killable(coordinate, str(home), NAMES, N_ROUNDS)
     victims = [

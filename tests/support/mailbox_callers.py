@@ -1,6 +1,7 @@
 """Callers that do not keep to the rules, and servers and proxies that do not."""
 
 import contextlib
+import datetime
 import http.client
 import select
 import socket
@@ -9,6 +10,7 @@ import threading
 
 from aiohttp.web_protocol import RequestHandler
 
+from dpfedc.deployment.keys import private_pem
 from dpfedc.deployment.mailbox.signed_calls import HEADER, signed_header
 from support.mailboxes import PATIENCE
 
@@ -94,6 +96,37 @@ def signed_call(world, name, path, body=b"", *, header=None, length=None):
         return caller.response()
 
 
+def issued_by_an_enrolled_one(world):
+    """Enrol a certificate that may sign others; return the files of one that it has signed."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding
+    from cryptography.x509.oid import NameOID
+
+    issuer, own = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    now = datetime.datetime.now(datetime.UTC)
+
+    def certificate(name, key, signs):
+        return (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "madrid")]))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=signs, path_length=None), critical=True)
+            .sign(issuer, None)
+            .public_bytes(Encoding.PEM)
+        )
+
+    world.folder.enrol(certificate("madrid", issuer, True).decode())
+    files = world.home / "sub.crt", world.home / "sub.key"
+    files[0].write_bytes(certificate("sub", own, False))
+    files[1].write_bytes(private_pem(own))
+    return files
+
+
 class CountedData:
     """Counts what gets past the handshake of every server in this process."""
 
@@ -172,6 +205,29 @@ class HostileServer(_Listener):
         for piece in self._says(self):
             connection.sendall(piece)
             self.n_sent += len(piece)
+
+
+class HostileListener(_Listener):
+    """Has a server's certificate, and does with every connection what `says` does."""
+
+    def __init__(self, certificate_files, says):
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(*certificate_files)
+        self._says, self.n_accepted = says, 0
+        super().__init__()
+
+    def _attend(self, accepted):
+        self.n_accepted += 1
+        with self._context.wrap_socket(accepted, server_side=True) as connection:
+            self._sockets.append(connection)
+            self._says(connection)
+
+
+class HungUp(_Listener):
+    """Hangs up as soon as a caller has begun its handshake."""
+
+    def _attend(self, accepted):
+        accepted.recv(1)
 
 
 class Proxy(_Listener):

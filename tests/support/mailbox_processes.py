@@ -10,9 +10,10 @@ from pathlib import Path
 
 from dpfedc.deployment.control import answered
 from dpfedc.deployment.keys import SITE_KEY, SITE_PUB, Identity
-from dpfedc.deployment.mailbox.https_operator import HttpsMailbox
 from dpfedc.deployment.mailbox.https_server import serve
-from dpfedc.deployment.mailbox.https_site import HttpsSite, SiteLine
+from dpfedc.deployment.mailbox.nats_config import Nodes
+from dpfedc.deployment.mailbox.operator_side import mailbox_of
+from dpfedc.deployment.mailbox.site_side import SiteLine, site_side
 from dpfedc.deployment.server_folder import ServerFolder
 from dpfedc.whole_files import write_whole
 
@@ -43,7 +44,8 @@ def attend_sites(home, names):
         folder = home / name
         identity = Identity.read(folder / SITE_KEY, folder / SITE_PUB)
         server = ServerFolder.open(home / "server")
-        line = SiteLine(name, f"127.0.0.1:{server.port}", server.authority, lambda: [identity])
+        address = Nodes.of(server).for_sites if server.nats else f"127.0.0.1:{server.port}"
+        line = SiteLine(name, address, server.authority, lambda: [identity])
 
         def answer_of(request):
             kept = folder / hashlib.sha256(request).hexdigest()
@@ -52,7 +54,7 @@ def attend_sites(home, names):
                 write_whole(kept, os.urandom(NOISE) + drawn("answer", name, request[:9]))
             return answered(kept.read_bytes())
 
-        return HttpsSite(line, answer_of, tell=lambda _: None)
+        return site_side(line, answer_of, tell=lambda _: None)
 
     async def all_of_them():
         stop = asyncio.Event()
@@ -70,7 +72,7 @@ def place(home):
 def coordinate(home, names, n_rounds):
     """Do the rounds from where the run stands; each begins when the file `permit` says so."""
     home = Path(home)
-    mailbox = HttpsMailbox(ServerFolder.open(home / "server"))
+    mailbox = mailbox_of(ServerFolder.open(home / "server"))
     done = place(home)
     while len(done) < n_rounds:
         t = len(done)
@@ -121,5 +123,7 @@ Killable._context.set_forkserver_preload(
         "dpfedc.deployment.mailbox.https_operator",
         "dpfedc.deployment.mailbox.https_server",
         "dpfedc.deployment.mailbox.https_site",
+        "dpfedc.deployment.mailbox.nats_operator",
+        "dpfedc.deployment.mailbox.nats_site",
     ]
 )

@@ -7,11 +7,17 @@ import time
 from dpfedc.deployment.certificates import write_site_key
 from dpfedc.deployment.control import answered
 from dpfedc.deployment.keys import SITE_KEY, SITE_PUB, Identity, read_certificate
-from dpfedc.deployment.mailbox import https_operator, https_server, https_site
+from dpfedc.deployment.mailbox import (
+    https_operator,
+    https_server,
+    https_site,
+    nats_operator,
+    site_side,
+)
 from dpfedc.deployment.mailbox.https_operator import HttpsMailbox
 from dpfedc.deployment.mailbox.https_server import HttpsServer
-from dpfedc.deployment.mailbox.https_site import HttpsSite, SiteLine
 from dpfedc.deployment.mailbox.mailbox import MAX_LETTER
+from dpfedc.deployment.mailbox.site_side import SiteLine
 from dpfedc.deployment.server_folder import ServerFolder
 from support.ports import reserved_port
 
@@ -22,9 +28,12 @@ PATIENCE = 60.0
 def quickly(monkeypatch):
     """Shorten what both sides wait before they try again."""
     monkeypatch.setattr(https_server, "LOOK_S", 0.02)
-    monkeypatch.setattr(https_operator, "AGAIN_S", 0.05)
-    monkeypatch.setattr(https_site, "SHORTEST_PAUSE_S", 0.05)
-    monkeypatch.setattr(https_site, "LONGEST_PAUSE_S", 0.2)
+    for operator in (https_operator, nats_operator):
+        monkeypatch.setattr(operator, "AGAIN_S", 0.05)
+    monkeypatch.setattr(nats_operator, "WAIT_S", 0.3)
+    monkeypatch.setattr(nats_operator, "SLACK_S", 0.3)
+    monkeypatch.setattr(site_side, "SHORTEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(site_side, "LONGEST_PAUSE_S", 0.2)
     monkeypatch.setattr(https_site, "HASTE_S", 0.05)
 
 
@@ -71,7 +80,7 @@ class Loop:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        assert self.complaints == []
+        assert self.complaints == [], self.complaints
 
     async def _end(self):
         mine = asyncio.current_task()
@@ -84,24 +93,20 @@ class Loop:
         await asyncio.sleep(0.05)  # connections that were aborted are closed a moment later
 
 
-class HttpsWorld:
-    """Everything of one federation over HTTPS; `signed`: sites call by the port for proxies."""
+class World:
+    """Everything of one federation but what is between its parts."""
 
-    def __init__(self, home, names=("berlin", "geneva", "lisbon"), *, signed=False):
-        self.home, self.signed = home, signed
+    signed = False
+
+    def __init__(self, home, **settings):
+        self.home = home
         self.port, keeper = reserved_port()
-        self.signed_port, other = reserved_port()
-        self._keepers = [keeper, other]
+        self._keepers = [keeper]
         self.folder = ServerFolder.create(
-            home / "server", hosts=(), listen="127.0.0.1", port=self.port,
-            signed_port=self.signed_port,
-        )  # fmt: skip
+            home / "server", hosts=(), listen="127.0.0.1", port=self.port, **settings
+        )
         self.loop = Loop()
-        self.server, self._serving, self._attending, self._operators = None, None, {}, []
-        self.told = {}
-        for name in names:
-            self.new_site(name)
-            self.enrol(name)
+        self._attending, self._operators, self.told = {}, [], {}
 
     # Who is known.
 
@@ -134,36 +139,22 @@ class HttpsWorld:
 
     # Who is there.
 
-    def start_server(self):
-        ready = threading.Event()
-        self.server = HttpsServer(self.folder)
-        self._serving = self.loop.start(self.server.serve(ready.set))
-        assert ready.wait(PATIENCE)
-
-    def stop_server(self):
-        self.loop.end(self._serving)
-        self._serving = None
-
     def line(self, name, *, identities=None, **changes):
         def mine():
             next_one = self.place(name, "next")
             known = [self.identity(name)]
             return [self.identity(name, "next"), *known] if next_one.exists() else known
 
-        settings = {"address": f"127.0.0.1:{self.port}"}
-        if self.signed:
-            settings = {
-                "address": f"127.0.0.1:{self.signed_port}",
-                "proxy_authority": self.folder.authority,
-            }
-        settings |= changes
+        settings = {"address": self.address} | changes
         return SiteLine(
             name, authority=self.folder.authority, identities=identities or mine, **settings
         )
 
     def start_site(self, name, answer_of=answered, *, there=True, **changes):
         """Start a site that answers so, and wait until it is connected."""
-        site = HttpsSite(self.line(name, **changes), answer_of, tell=self.told[name].append)
+        site = site_side.site_side(
+            self.line(name, **changes), answer_of, tell=self.told[name].append
+        )
         self.told[name].clear()
         stop = asyncio.Event()
         self._attending[name] = self.loop.start(site.attend(stop)), stop
@@ -190,19 +181,10 @@ class HttpsWorld:
     def is_alive(self, name):
         return not self._attending[name][0].done()
 
-    def operator(self, most_answer=MAX_LETTER):
-        mailbox = HttpsMailbox(self.folder)
-        mailbox.most_answer = most_answer
-        self._operators.append(mailbox)
-        return mailbox
-
     def refused(self):
         """Return what the log of refused callers says."""
         file = self.folder.path / "refused.log"
         return file.read_text() if file.exists() else ""
-
-    def counts(self):
-        return self.server._office.counts()
 
     def close(self):
         for mailbox in self._operators:
@@ -210,6 +192,47 @@ class HttpsWorld:
         self.loop.close()
         for keeper in self._keepers:
             keeper.close()
+
+
+class HttpsWorld(World):
+    """Everything of one federation over HTTPS; `signed`: sites call by the port for proxies."""
+
+    def __init__(self, home, names=("berlin", "geneva", "lisbon"), *, signed=False):
+        self.signed_port, other = reserved_port()
+        super().__init__(home, signed_port=self.signed_port)
+        self.signed = signed
+        self._keepers.append(other)
+        self.server, self._serving = None, None
+        for name in names:
+            self.new_site(name)
+            self.enrol(name)
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self.signed_port if self.signed else self.port}"
+
+    def line(self, name, **changes):
+        trusted = {"proxy_authority": self.folder.authority} if self.signed else {}
+        return super().line(name, **{**trusted, **changes})
+
+    def start_server(self):
+        ready = threading.Event()
+        self.server = HttpsServer(self.folder)
+        self._serving = self.loop.start(self.server.serve(ready.set))
+        assert ready.wait(PATIENCE)
+
+    def stop_server(self):
+        self.loop.end(self._serving)
+        self._serving = None
+
+    def operator(self, most_answer=MAX_LETTER):
+        mailbox = HttpsMailbox(self.folder)
+        mailbox.most_answer = most_answer
+        self._operators.append(mailbox)
+        return mailbox
+
+    def counts(self):
+        return self.server._office.counts()
 
 
 class InBackground:

@@ -17,8 +17,8 @@ from dpfedc.errors import DataUnavailable, DPFedCError
 
 if TYPE_CHECKING:
     from dpfedc.deployment.agreement import Agreement
-    from dpfedc.deployment.mailbox.https_operator import HttpsMailbox
     from dpfedc.deployment.mailbox.mailbox import Delivery
+    from dpfedc.deployment.mailbox.operator_side import OperatorSide
     from dpfedc.deployment.round_calls import RoundEvent
     from dpfedc.deployment.server_folder import ServerFolder
 
@@ -58,7 +58,7 @@ def start(
     The same plan with the same sites is the same run: started again, it goes on where it stopped.
     For another run, change its name or its seed.
     """
-    from dpfedc.deployment.mailbox.https_operator import HttpsMailbox
+    from dpfedc.deployment.mailbox.operator_side import mailbox_of
     from dpfedc.deployment.proposal import read_plan
     from dpfedc.deployment.runs import await_sites, chosen_sites, proposal
     from dpfedc.deployment.server_folder import ServerFolder
@@ -71,7 +71,7 @@ def start(
     names = chosen_sites(folder, site or ())
     # Before anybody is waited for. Only what depends on numbers of records is found out later.
     read_plan(plan.read_text(encoding="utf-8"), n_sites=len(names), folder=plan.parent)
-    with closing(HttpsMailbox(folder)) as mailbox:
+    with closing(mailbox_of(folder)) as mailbox:
         await_sites(
             mailbox,
             names,
@@ -101,7 +101,7 @@ def resume(
 
     A run that is finished only sends its model again, for sites that were away.
     """
-    from dpfedc.deployment.mailbox.https_operator import HttpsMailbox
+    from dpfedc.deployment.mailbox.operator_side import mailbox_of
     from dpfedc.deployment.runs import await_sites, is_over, run_folder, stored_agreement
     from dpfedc.deployment.server_folder import ServerFolder
 
@@ -110,7 +110,7 @@ def resume(
     names = [one.name for one in agreement.sites]
     over = is_over(run_folder(folder, agreement))
     least = 1 if over else agreement.least_answers(len(names))
-    with closing(HttpsMailbox(folder)) as mailbox, _can_be_resumed(folder, agreement):
+    with closing(mailbox_of(folder)) as mailbox, _can_be_resumed(folder, agreement):
         await_sites(
             mailbox,
             names,
@@ -160,7 +160,7 @@ def expected_in_words(agreement: Agreement) -> list[str]:
 
 
 def _carried_out(
-    folder: ServerFolder, mailbox: HttpsMailbox, agreement: Agreement, wait: float
+    folder: ServerFolder, mailbox: OperatorSide, agreement: Agreement, wait: float
 ) -> None:
     from dpfedc.deployment.coordinator import Coordinator
     from dpfedc.deployment.decisions import Decisions

@@ -11,6 +11,7 @@ import typer
 
 from dpfedc.cli.console import print_paragraphs, print_path, print_sentence, print_table
 from dpfedc.cli.options import count_option, flag_option
+from dpfedc.cli.server_nats import ServerFolderArgument, nats_config, print_nodes, take_up
 
 if TYPE_CHECKING:
     from dpfedc.deployment.server_folder import ServerFolder
@@ -22,7 +23,6 @@ server = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-_Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's folder.")]
 _Hosts = Annotated[
     list[str] | None,
     typer.Option(
@@ -38,7 +38,7 @@ _UNKNOWN = "certificate verify failed"
 
 @server.command()
 def init(
-    folder: _Folder,
+    folder: ServerFolderArgument,
     host: _Hosts = None,
     listen: Annotated[
         str, typer.Option(metavar="ADDRESS", help="The address to listen on.")
@@ -70,13 +70,19 @@ def init(
 
 
 @server.command()
-def start(folder: _Folder) -> None:
+def start(folder: ServerFolderArgument) -> None:
     """Serve enrolled sites until interrupted. Runs are started with `dpfedc run start`."""
     from dpfedc.deployment.mailbox.https_server import serve
     from dpfedc.deployment.server_folder import ServerFolder
+    from dpfedc.errors import InvalidInput
     from dpfedc.whole_files import locked
 
     opened = ServerFolder.open(folder)
+    if opened.nats:
+        raise InvalidInput(
+            f"{folder} is carried by NATS: start nats-server -c nats.conf in the folder of each "
+            f"node, in {folder / 'nats'}"
+        )
 
     def on_ready() -> None:
         also = f", and port {opened.signed_port} for signed calls" if opened.signed_port else ""
@@ -90,7 +96,7 @@ def start(folder: _Folder) -> None:
 
 @server.command()
 def enrol(
-    folder: _Folder,
+    folder: ServerFolderArgument,
     key: Annotated[
         Path, typer.Argument(metavar="SITE.PUB", help="The site.pub that a site's operator sent.")
     ],
@@ -112,13 +118,15 @@ def enrol(
     from dpfedc.deployment.server_folder import ServerFolder
 
     text = key.read_text(encoding="ascii", errors="replace")
-    chosen = ServerFolder.open(folder).enrol(text, name)
+    opened = ServerFolder.open(folder)
+    chosen = opened.enrol(text, name)
     print_sentence(f"Enrolled {chosen}, key {fingerprint(read_certificate(text.encode()))}.")
+    take_up(opened)
 
 
 @server.command()
 def remove(
-    folder: _Folder,
+    folder: ServerFolderArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The site's name.")],
     forget_ledger: Annotated[
         bool,
@@ -133,14 +141,16 @@ def remove(
     from dpfedc.deployment.heads import KeptHeads
     from dpfedc.deployment.server_folder import ServerFolder
 
-    ServerFolder.open(folder).remove(name)
+    opened = ServerFolder.open(folder)
+    opened.remove(name)
     if forget_ledger:
         KeptHeads(folder).forget(name)
     print_sentence(f"Removed {name}.")
+    take_up(opened)
 
 
 @server.command()
-def renew(folder: _Folder, host: _Hosts = None) -> None:
+def renew(folder: ServerFolderArgument, host: _Hosts = None) -> None:
     """Make new certificates for the server and its operator. Nothing changes for the sites.
 
     With --host the server is reached by these names from now on. A server that runs takes them up
@@ -152,11 +162,16 @@ def renew(folder: _Folder, host: _Hosts = None) -> None:
     opened = ServerFolder.open(folder)
     opened.renew(host or ())
     print_sentence(f"Renewed, for {days_left(opened.certificate_files[0])} days.")
+    take_up(opened, renewed=True)
+
+
+server.command()(nats_config)
 
 
 @server.command()
 def status(
-    folder: _Folder, as_json: Annotated[bool, flag_option("--json", "Print it as JSON.")] = False
+    folder: ServerFolderArgument,
+    as_json: Annotated[bool, flag_option("--json", "Print it as JSON.")] = False,
 ) -> None:
     """Show which sites are enrolled and online, who was turned away, and where the runs stand."""
     from dpfedc.deployment.server_folder import ServerFolder
@@ -167,8 +182,11 @@ def status(
         print(json.dumps(content, indent=1))
         return
     running = content["running"]
-    how = "with TLS" if running else "NOT RUNNING (dpfedc server start)"
-    print_paragraphs([f"Server: {opened.listen} port {opened.port}, {how}."])
+    if opened.nats:
+        print_nodes(running)
+    else:
+        how = "with TLS" if running else "NOT RUNNING (dpfedc server start)"
+        print_paragraphs([f"Server: {opened.listen} port {opened.port}, {how}."])
     rows = [
         (name, site["key"], "online" if site["online"] else "-")
         for name, site in content["sites"].items()
@@ -184,7 +202,7 @@ def status(
                 for run in content["runs"]
             ],
         )
-    if running and running["refused"]["callers"]:
+    if running and running.get("refused", {}).get("callers"):
         n_callers = running["refused"]["callers"]
         callers = "1 caller" if n_callers == 1 else f"{n_callers:,} callers"
         print_sentence(f"Turned away since the start: {callers}.")
@@ -200,10 +218,10 @@ def _status(folder: ServerFolder) -> dict[str, Any]:
     """Return what there is to know, as plain values."""
     from dpfedc.deployment.certificates import days_left
     from dpfedc.deployment.keys import fingerprint
-    from dpfedc.deployment.mailbox.https_operator import HttpsMailbox
     from dpfedc.deployment.mailbox.mailbox import ConnectionLost
+    from dpfedc.deployment.mailbox.operator_side import mailbox_of
 
-    mailbox = HttpsMailbox(folder)
+    mailbox = mailbox_of(folder)
     running: dict[str, Any] | None = None
     try:
         running = mailbox.status()
@@ -218,6 +236,7 @@ def _status(folder: ServerFolder) -> dict[str, Any]:
         "listen": folder.listen,
         "port": folder.port,
         "signed_port": folder.signed_port,
+        "nats": dict(folder.nats),
         "certificate_days_left": days_left(folder.certificate_files[0]),
         "running": running,
         "sites": {

@@ -47,7 +47,7 @@ def start(
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    from dpfedc.deployment.mailbox.https_site import SiteLine, attend
+    from dpfedc.deployment.mailbox.site_side import SiteLine, attend
     from dpfedc.deployment.site_folder import SiteFolder
     from dpfedc.deployment.site_service import SiteService
     from dpfedc.whole_files import locked

@@ -35,7 +35,13 @@ def init(
     folder: SiteFolderArgument,
     name: Annotated[str, typer.Option(metavar="NAME", help="What the site is called.")],
     server: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the server is.", show_default=False)
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where the server is. Over NATS: nats://HOST:PORT, with all nodes of a cluster "
+            "(nats://HOST:PORT,HOST:PORT,HOST:PORT).",
+            show_default=False,
+        ),
     ],
     data: Annotated[
         str,

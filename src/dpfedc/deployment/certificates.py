@@ -30,7 +30,7 @@ from dpfedc.errors import InvalidInput
 from dpfedc.whole_files import write_together
 
 if TYPE_CHECKING:
-    from cryptography.x509 import Certificate, ExtensionType
+    from cryptography.x509 import Certificate, ExtensionType, SubjectAlternativeName
 
 AUTHORITY, SERVER, OPERATOR = "ca", "server", "operator"
 OPERATOR_NAME = "dpfedc operator"
@@ -74,37 +74,67 @@ def renew_server_certificates(folder: Path, hosts: Sequence[str] | None = None) 
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    authority: Any = load_pem_private_key(require_private(folder / f"{AUTHORITY}.key"), None)
-    issuer = read_certificate((folder / f"{AUTHORITY}.crt").read_bytes())
     operator: Any = load_pem_private_key(require_private(folder / f"{OPERATOR}.key"), None)
     if hosts is None:
         old = read_certificate((folder / f"{SERVER}.crt").read_bytes())
         names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     else:
-        names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
+        names = _alternative_names(hosts)
     server = ec.generate_private_key(ec.SECP256R1())
     made = {}
     for what, key, subject, usage, more in (
         (SERVER, server, "dpfedc server", ExtendedKeyUsageOID.SERVER_AUTH, [names]),
         (OPERATOR, operator, OPERATOR_NAME, ExtendedKeyUsageOID.CLIENT_AUTH, []),
     ):
-        identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-        certificate = _certificate(
-            _name(subject),
-            key.public_key(),
-            (issuer.subject, authority),
-            days=_SHORT_DAYS,
-            critical=[x509.BasicConstraints(ca=False, path_length=None), _usage(signs=False)],
-            extensions=[
-                *more,
-                x509.ExtendedKeyUsage([usage]),
-                x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
-                x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
-            ],
-        )
-        made[f"{what}.crt"] = certificate_pem(certificate)
+        made[f"{what}.crt"] = _vouched_for(folder, subject, key.public_key(), [usage], more)
     made[f"{SERVER}.key"] = private_pem(server)
     write_together(folder, made, private=(f"{SERVER}.key",))
+
+
+def node_certificate(folder: Path, hosts: Sequence[str]) -> tuple[bytes, bytes]:
+    """Return a new certificate and its key for a server of a cluster, which also calls the others.
+
+    The authority is the one in the folder.
+    """
+    require_cryptography()
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    names = _alternative_names(hosts)
+    certificate = _vouched_for(folder, "dpfedc node", key.public_key(), usages, [names])
+    return certificate, private_pem(key)
+
+
+def _vouched_for(
+    folder: Path,
+    subject: str,
+    public_key: Any,
+    usages: Sequence[Any],
+    extensions: Sequence[ExtensionType],
+) -> bytes:
+    """Return a certificate that the folder's authority has signed."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    authority: Any = load_pem_private_key(require_private(folder / f"{AUTHORITY}.key"), None)
+    issuer = read_certificate((folder / f"{AUTHORITY}.crt").read_bytes())
+    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+    certificate = _certificate(
+        _name(subject),
+        public_key,
+        (issuer.subject, authority),
+        days=_SHORT_DAYS,
+        critical=[x509.BasicConstraints(ca=False, path_length=None), _usage(signs=False)],
+        extensions=[
+            *extensions,
+            x509.ExtendedKeyUsage(usages),
+            x509.SubjectKeyIdentifier.from_public_key(public_key),
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
+        ],
+    )
+    return certificate_pem(certificate)
 
 
 def write_site_key(folder: Path, name: str, *, before: Identity | None = None) -> None:
@@ -246,6 +276,12 @@ def _name(common: str) -> Any:
     from cryptography.x509.oid import NameOID
 
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _alternative_names(hosts: Sequence[str]) -> SubjectAlternativeName:
+    from cryptography import x509
+
+    return x509.SubjectAlternativeName([_general_name(host) for host in hosts])
 
 
 def _general_name(host: str) -> Any:

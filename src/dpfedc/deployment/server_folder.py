@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpfedc.deployment.certificates import (
     AUTHORITY,
@@ -55,14 +55,14 @@ class ServerFolder:
     listen: str
     port: int
     signed_port: int = 0
+    nats: Mapping[str, Any] = field(default_factory=dict)
+    """The nodes, if this federation is carried by NATS (`mailbox.nats_config`)."""
 
     @classmethod
     def create(
         cls, path: Path, *, hosts: Sequence[str], listen: str, port: int, signed_port: int = 0
     ) -> ServerFolder:
         """Make the folder of a new server that sites will reach by the names `hosts`."""
-        import tomli_w
-
         require_integer("port", port, least=1, most=65535)
         require_integer("signed_port", signed_port, least=0, most=65535)
         if path.exists() and any(path.iterdir()):
@@ -71,10 +71,22 @@ class ServerFolder:
         path.chmod(0o700)
         (path / "sites").mkdir()
         (path / "runs").mkdir()
-        write_server_certificates(path, _with_loopback(hosts))
-        settings = {"listen": listen, "port": port, "signed_port": signed_port}
-        write_whole(path / "server.toml", tomli_w.dumps(settings).encode())
+        write_server_certificates(path, with_loopback(hosts))
+        cls(path, listen, port, signed_port)._write()
         return cls.open(path)
+
+    def _write(self) -> None:
+        import tomli_w
+
+        names = ("listen", "port", "signed_port", *(["nats"] if self.nats else []))
+        settings = {name: getattr(self, name) for name in names}
+        write_whole(self.path / "server.toml", tomli_w.dumps(settings).encode())
+
+    def over_nats(self, settings: Mapping[str, Any]) -> ServerFolder:
+        """Have this federation carried by these nodes from now on."""
+        folder = replace(self, nats=dict(settings))
+        folder._write()
+        return folder
 
     @classmethod
     def open(cls, path: Path) -> ServerFolder:
@@ -124,7 +136,7 @@ class ServerFolder:
             new = self.path / f"{OPERATOR}.key"
             new.unlink(missing_ok=True)
             write_private(new, private_pem(Ed25519PrivateKey.from_private_bytes(raw)))
-        renew_server_certificates(self.path, _with_loopback(hosts) if hosts else None)
+        renew_server_certificates(self.path, with_loopback(hosts) if hosts else None)
         old.unlink(missing_ok=True)
 
     def enrolled(self) -> dict[str, Certificate]:
@@ -210,5 +222,6 @@ class ServerFolder:
         return (*sites, *((stat.st_ino, stat.st_mtime_ns) for stat in stats))
 
 
-def _with_loopback(hosts: Sequence[str]) -> tuple[str, ...]:
+def with_loopback(hosts: Sequence[str]) -> tuple[str, ...]:
+    """Return the names by which a machine is reached, also from itself."""
     return tuple(dict.fromkeys((*hosts, *LOOPBACK)))

@@ -21,6 +21,7 @@ from dpfedc.deployment.keys import (
     is_authority,
     read_certificate,
 )
+from dpfedc.deployment.mailbox.mailbox import NATS, is_nats
 from dpfedc.deployment.offered_runs import OfferedRuns
 from dpfedc.errors import DataUnavailable, InvalidInput
 from dpfedc.tables.persons import DeclaredPersons
@@ -52,6 +53,17 @@ def require_address(address: str) -> str:
     if match is None or not 0 < int(match["port"]) < 2**16:
         raise InvalidInput(f"--server must be HOST:PORT, got {address!r}")
     return match["host"].strip("[]")
+
+
+def require_server(address: str, *, opened_on_the_way: bool) -> None:
+    """Refuse what a site cannot call: HOST:PORT, or nats://HOST:PORT,HOST:PORT."""
+    for each in address.removeprefix(NATS).split(",") if is_nats(address) else [address]:
+        require_address(each)
+    if is_nats(address) and opened_on_the_way:
+        raise InvalidInput(
+            "a server over NATS cannot be called through a proxy that opens TLS: such a site needs "
+            "a server over HTTPS, with --signed-port"
+        )
 
 
 def require_readable(data: Mapping[str, Any]) -> None:
@@ -118,7 +130,7 @@ class SiteFolder(OfferedRuns):
 
         require_name(name)
         require_readable(data)
-        require_address(server)
+        require_server(server, opened_on_the_way=proxy_authority is not None)
         require_authorities(authority, proxy_authority)
         if path.exists() and any(path.iterdir()):
             raise InvalidInput(f"{path} must be a new or empty folder, got one with content")

@@ -11,15 +11,14 @@ import random
 import ssl
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from dpfedc.deployment.keys import Identity, read_certificate
+from dpfedc.deployment.keys import Identity
 from dpfedc.deployment.mailbox.frames import PIECE, pieces
 from dpfedc.deployment.mailbox.https_calls import (
     explained,
@@ -28,40 +27,21 @@ from dpfedc.deployment.mailbox.https_calls import (
     read_bounded,
     refusal_of,
 )
-from dpfedc.deployment.mailbox.letters import LetterBox, reply
-from dpfedc.deployment.mailbox.mailbox import PROTOCOL, ConnectionLost, NotAdmitted
+from dpfedc.deployment.mailbox.letters import reply
+from dpfedc.deployment.mailbox.mailbox import PROTOCOL, ConnectionLost
 from dpfedc.deployment.mailbox.post_office import PRESENT_S, digest_of
 from dpfedc.deployment.mailbox.signed_calls import HEADER, signed_header
+from dpfedc.deployment.mailbox.site_side import SiteSide
 from dpfedc.deployment.mailbox.tls import caller_context, proxied_context
 from dpfedc.errors import InvalidInput
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
-    from cryptography.x509 import Certificate
 
-SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 BEAT_S = PRESENT_S / 3
 HASTE_S = 1.0
 """A call that ends sooner, with nothing, is not repeated at once."""
 MAX_BAD, MAX_INBOX = 4, 2
-
-
-@dataclass(frozen=True)
-class SiteLine:
-    """Where a site calls, and as whom.
-
-    `identities` are tried in turn: while a key is exchanged there are two, the newer first. With
-    the authority of a proxy that opens TLS, calls are signed one by one.
-    """
-
-    name: str
-    address: str
-    authority: Path
-    identities: Callable[[], Sequence[Identity]]
-    proxy_authority: Path | None = None
-    most_bytes: Callable[[], int] = lambda: 2**28
-    """What a letter may have, as things stand."""
-    on_admitted: Callable[[Identity], None] = lambda _: None
 
 
 @dataclass
@@ -87,52 +67,17 @@ class _Desk:
             self.inbox.append((letter, identity))
 
 
-class HttpsSite:
+class HttpsSite(SiteSide):
     """One site's calls to one server."""
 
-    def __init__(
-        self,
-        line: SiteLine,
-        answer_of: Callable[[bytes], bytes],
-        *,
-        tell: Callable[[str], None],
-        executor: Executor | None = None,
-    ) -> None:
-        self._line, self._answer_of, self._tell = line, answer_of, tell
-        self._executor = executor
-        self._authority: Certificate = read_certificate(line.authority.read_bytes())
-        self._letters = LetterBox(line.name, self._authority)
-        self._desk = _Desk()
-        self._connected = False
+    @cached_property
+    def _desk(self) -> _Desk:
+        return _Desk()
 
-    async def attend(self, stop: asyncio.Event) -> None:
-        """Answer requests until told to stop; a call that fails is tried again, always later."""
-        pause, turn, n_known = SHORTEST_PAUSE_S, 0, 1
-        while not stop.is_set():
-            try:
-                identities = self._line.identities()
-                n_known = len(identities)
-                identity = identities[turn % len(identities)]
-                context = self._context(identity)
-                proxy = proxy_to(self._line.address)
-                async with new_session(context, proxy=proxy) as session:
-                    await self._work(session, identity, stop)
-                return
-            except (ConnectionLost, InvalidInput, OSError, ssl.SSLError) as error:
-                refused, what = isinstance(error, NotAdmitted), str(error)
-                turn += refused
-                if self._connected:
-                    pause, what = SHORTEST_PAUSE_S, f"the connection was lost ({error})"
-                self._connected = False
-                wait = pause * random.uniform(0.5, 1.5)  # or a restart would be a storm
-                if refused and turn % n_known:  # perhaps as the other one
-                    wait = SHORTEST_PAUSE_S / 5
-                else:
-                    self._tell(f"{what}; trying again in {wait:.1f} seconds")
-                    pause = min(2 * pause, LONGEST_PAUSE_S)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(wait):
-                        await stop.wait()
+    async def _serve(self, identity: Identity, stop: asyncio.Event) -> None:
+        context, proxy = self._context(identity), proxy_to(self._line.address)
+        async with new_session(context, proxy=proxy) as session:
+            await self._work(session, identity, stop)
 
     def _context(self, identity: Identity) -> ssl.SSLContext:
         if self._line.proxy_authority is not None:
@@ -275,24 +220,3 @@ def _in_pieces(body: bytes) -> bytes | AsyncIterator[bytes | memoryview]:
             yield piece
 
     return body if len(body) <= PIECE else parts()
-
-
-def attend(
-    line: SiteLine,
-    answer_of: Callable[[bytes], bytes],
-    *,
-    tell: Callable[[str], None],
-    stop: asyncio.Event | None = None,
-    executor: Executor | None = None,
-) -> None:
-    """Answer the server's requests until this process is told to stop."""
-    import signal
-
-    async def main() -> None:
-        told = stop or asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, told.set)
-        await HttpsSite(line, answer_of, tell=tell, executor=executor).attend(told)
-
-    asyncio.run(main())

@@ -20,6 +20,15 @@ MAX_LETTER = 256 * 2**20 + 2**16
 """Bytes: the longest message of a run, and what is put around it."""
 
 
+NATS = "nats://"
+"""What the address of a site begins with that is called over NATS."""
+
+
+def is_nats(address: str) -> bool:
+    """Return whether an address is one of NATS; all others are of HTTPS."""
+    return address.startswith(NATS)
+
+
 class ConnectionLost(DPFedCError):
     """The other side cannot be reached now; trying again later makes sense."""
 
