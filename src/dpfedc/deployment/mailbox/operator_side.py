@@ -66,9 +66,18 @@ class OperatorSide(ABC):
 
     def close(self) -> None:
         """Close the connection."""
-        for last in (self._hang_up(), self._loop.shutdown_asyncgens(), asyncio.sleep(FAREWELL_S)):
+        ends = (self._hang_up(), self._end_rest(), self._loop.shutdown_asyncgens())
+        for last in (*ends, asyncio.sleep(FAREWELL_S)):
             self._loop.run_until_complete(last)
         self._loop.close()
+
+    async def _end_rest(self) -> None:
+        """End what a library has left running, as after a connection that broke while it closed."""
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest, timeout=1)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Let a call run to its end. Who is interrupted meanwhile ends it in good order first.
