@@ -18,9 +18,9 @@ from support.site_services import key_of, site_folder
 
 # Both have grown by tables, their schema and their persons (docs/decisions/0011-tables.md), by what
 # finds a ledger that lost rows and charges for them (0005-ledger.md), and by frozen records, limits
-# and the wire (0013-wire.md), by secure aggregation (0014-secure-aggregation.md), by files that were
-# split for their readers, by prototypes and the quality of clusters (0017-any-shape.md), and by the
-# part of a mailbox that HTTPS and NATS have in common (0016-nats.md).
+# and the wire (0013-wire.md), by secure aggregation (0014-secure-aggregation.md), by files that
+# were split for their readers, by prototypes and the quality of clusters (0017-any-shape.md), and
+# by the part of a mailbox that HTTPS and NATS have in common (0016-nats.md).
 MAX_IMPORTED = 68, 10_500
 """Modules (packages not counted) and lines that a site's service imports, whatever it is to run."""
 MAX_LOADED = 98, 16_400

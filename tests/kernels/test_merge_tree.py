@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpfedc.kernels.merge_tree import best_step, merge_tree
+from dpfedc.kernels.merge_tree import best_step, chosen_step, merge_tree
 
 
 def chains(sizes, *, count=100.0, link=30.0, between=0.0):
@@ -67,11 +67,30 @@ def test_chains_come_apart_whatever_their_order(sizes):
 def test_links_fall_where_groups_are_apart():
     graph, _ = chains((4, 4, 4), link=120.0, between=0.5)
     tree = merge_tree(graph, 0.0, np.zeros((12, 1)))
-    assert min(tree.links[k] for k in range(3, 12)) > 4 * max(tree.links[k] for k in (1, 2))
-    k, height = best_step(tree.links, 2, 10)
+    for links in (tree.whole, tree.nearest):
+        found = links.values
+        assert min(found[k] for k in range(3, 12)) > 4 * max(found[k] for k in (1, 2))
+        assert set(links.errors.values()) == {0.0}
+    k, height, _ = chosen_step(tree, 2, 10)
     assert k == 3
     assert height > 0.1
-    assert set(tree.errors.values()) == {0.0}
+
+
+def test_long_chains_hang_together_by_their_nearest_prototypes():
+    """The links of whole chains fall with every merge; those of neighbours where chains end."""
+    graph, _ = chains((12, 12), count=100.0, link=25.0, between=0.2)
+    tree = merge_tree(graph, 0.0, np.zeros((24, 1)))
+    assert best_step(tree.whole.values, 2, 20)[0] > 4
+    assert chosen_step(tree, 2, 20)[0] == 2
+    assert chosen_step(tree, 2, 20)[2] is tree.nearest
+
+
+def test_noise_alone_makes_no_link_of_nearest_prototypes():
+    rng, noise = np.random.default_rng(4), 10.0
+    graph, _ = chains((6, 6), count=150.0, link=80.0)
+    upper = np.triu(rng.normal(size=(12, 12)), 1) * noise / math.sqrt(2)
+    tree = merge_tree(graph + upper + upper.T, noise, np.zeros((12, 1)))
+    assert tree.nearest.values[1] < 0.1 < min(tree.nearest.values[k] for k in range(2, 12))
 
 
 def test_what_stands_for_no_records_goes_to_the_nearest_that_does():
@@ -102,9 +121,9 @@ def test_noise_in_a_link_falls_with_the_entries_that_it_is_the_sum_of():
         upper = np.triu(rng.normal(size=(4, 4)), 1) * noise / math.sqrt(2)
         diagonal = np.diag(rng.normal(size=4)) * noise
         tree = merge_tree(graph + upper + upper.T + diagonal, noise, np.zeros((4, 1)))
-        found.append(tree.links[1])
-    assert np.std(found) == pytest.approx(tree.errors[1], rel=0.1)
-    assert tree.errors[1] == pytest.approx(2 * noise / math.sqrt(2) / 2e6, rel=0.01)
+        found.append(tree.whole.values[1])
+    assert np.std(found) == pytest.approx(tree.whole.errors[1], rel=0.1)
+    assert tree.whole.errors[1] == pytest.approx(2 * noise / math.sqrt(2) / 2e6, rel=0.01)
 
 
 def test_a_step_the_wrong_way_is_no_choice():

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dpfedc.clustering.stage import State
 from dpfedc.kernels.cluster_sums import squared_distances
-from dpfedc.kernels.merge_tree import MIN_COUNT, MergeTree, best_step, merge_tree
+from dpfedc.kernels.merge_tree import MIN_COUNT, Links, chosen_step, merge_tree
 from dpfedc.summary.choice_of_k import MIN_STEP
 
 Float = npt.NDArray[np.float64]
@@ -38,9 +38,9 @@ def clusters_of(
     n_clusters = min(high, tree.most)
     choice: dict[str, Float] = {}
     if low < high:
-        n_clusters, height = best_step(tree.links, low, high)
+        n_clusters, height, links = chosen_step(tree, low, high)
         n_clusters = min(n_clusters, tree.most)
-        choice = _choice(tree, height, low, high)
+        choice = _choice(links, height, low, high)
     groups = tree.groups[n_clusters]
     order = np.argsort(groups, kind="stable")
     groups = groups[order]
@@ -101,14 +101,14 @@ def _grouped_alike(centers: Float, merged: Float, groups: Any, counted: Any) -> 
     return bool((gaps.argmin(axis=1) == groups)[counted].all())
 
 
-def _choice(tree: MergeTree, height: float, low: int, high: int) -> dict[str, Float]:
+def _choice(links: Links, height: float, low: int, high: int) -> dict[str, Float]:
     """Return the curve behind a choice of k: at k, the link of the closest two of k clusters."""
     numbers = np.arange(low, high + 1)
-    links = [tree.links.get(k - 1, np.nan) for k in numbers.tolist()]
-    errors = [tree.errors.get(k - 1, np.nan) for k in numbers.tolist()]
+    values = [links.values.get(k - 1, np.nan) for k in numbers.tolist()]
+    errors = [links.errors.get(k - 1, np.nan) for k in numbers.tolist()]
     return {
         "k_numbers": numbers.astype(float),
-        "k_links": np.asarray(links),
+        "k_links": np.asarray(values),
         "k_errors": np.asarray(errors),
         "k_step": np.asarray(max(height, 0.0)),
     }

@@ -20,6 +20,8 @@ from dpfedc.kernels.cluster_sums import squared_distances
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
 
+MAY_BE_NOISE = 2.0
+"""Standard deviations of the noise that are taken off a link of two prototypes."""
 MIN_COUNT = 3.0
 """A prototype stands for records if its count is so many standard deviations of the noise."""
 SIZE_POWER = 0.75
@@ -31,16 +33,27 @@ smaller one's, in powers, and the rest of the larger one's."""
 
 
 @dataclass(frozen=True)
+class Links:
+    """How strongly what was merged hangs together, and the noise in that, by what it left."""
+
+    values: dict[int, float]
+    errors: dict[int, float]
+
+
+@dataclass(frozen=True)
 class MergeTree:
     """Groups of prototypes for every number of them, from all that stand for records down to one.
 
     `groups[k]` holds the group, from 0 to k - 1, of each prototype. `links[k]` says how strongly
-    the two groups hang together that were merged to leave k, and `errors[k]` is the noise in it.
+    the two groups hang together that were merged to leave k, and its error is the noise in it.
+    There are two readings: `whole`, of the groups as they are, and `nearest`, of the two prototypes
+    of theirs with the strongest link. Bent and long groups have a small part of their records at
+    their ends, so they hang together by their nearest prototypes alone.
     """
 
     groups: Mapping[int, Int]
-    links: Mapping[int, float]
-    errors: Mapping[int, float]
+    whole: Links
+    nearest: Links
 
     @property
     def most(self) -> int:
@@ -65,7 +78,9 @@ def merge_tree(graph: Float, noise_std: float, prototypes: Float, least: int = 1
     n_entries = members.T @ np.ones_like(graph) @ members
     entry_noise = noise_std / math.sqrt(2)
     alive = np.flatnonzero(strong)
-    groups, links, errors = {len(alive): _numbered(labels)}, {}, {}
+    apart, apart_noise = _nearest_links(between, entry_noise * np.sqrt(n_entries), sizes)
+    groups = {len(alive): _numbered(labels)}
+    whole, nearest = Links({}, {}), Links({}, {})
     while len(alive) > 1:
         some = np.ix_(alive, alive)
         n = np.maximum(sizes[alive], 1.0)
@@ -76,8 +91,13 @@ def merge_tree(graph: Float, noise_std: float, prototypes: Float, least: int = 1
         kept, gone = alive[i], alive[j]
         least_n, most_n = sorted((n[i], n[j]))
         size = least_n**SMALLER_POWER * most_n ** (1 - SMALLER_POWER)
-        links[len(alive) - 1] = float(between[kept, gone] / size)
-        errors[len(alive) - 1] = float(noise[i, j] / size)
+        left = len(alive) - 1
+        whole.values[left] = float(between[kept, gone] / size)
+        whole.errors[left] = float(noise[i, j] / size)
+        pairs = np.ix_(np.flatnonzero(labels == kept), np.flatnonzero(labels == gone))
+        best = int(apart[pairs].argmax())
+        nearest.values[left] = float(apart[pairs].flat[best])
+        nearest.errors[left] = float(apart_noise[pairs].flat[best])
         sizes[kept] += sizes[gone]
         for table in (between, n_entries):
             table[kept] += table[gone]
@@ -85,7 +105,17 @@ def merge_tree(graph: Float, noise_std: float, prototypes: Float, least: int = 1
         labels = np.where(labels == gone, kept, labels)
         alive = np.delete(alive, j)
         groups[len(alive)] = _numbered(labels)
-    return MergeTree(groups, links, errors)
+    return MergeTree(groups, whole, nearest)
+
+
+def _nearest_links(between: Float, noise: Float, sizes: Float) -> tuple[Float, Float]:
+    """Return the links of single prototypes, less what noise may have added, and their noise.
+
+    Of many links the strongest is taken, so noise would make some where there is none.
+    """
+    n = np.maximum(sizes, 1.0)
+    size = np.minimum.outer(n, n) ** SMALLER_POWER * np.maximum.outer(n, n) ** (1 - SMALLER_POWER)
+    return (between - MAY_BE_NOISE * noise) / size, noise / size
 
 
 def _nearest(prototypes: Float, strong: npt.NDArray[np.bool_]) -> Int:
@@ -113,8 +143,17 @@ def shortest_trees(prototypes: Float, groups: Int) -> Int:
     return np.concatenate(pairs)
 
 
-MAX_LINK = 0.6
+MAX_LINK = 0.4
 """Stronger links say no more than this one: the groups are one."""
+
+
+def chosen_step(tree: MergeTree, low: int, high: int) -> tuple[int, float, Links]:
+    """Return the number of groups at which links fall, by how much, and in which reading of them.
+
+    It is the one in which they fall by more.
+    """
+    found = [(*best_step(links.values, low, high), links) for links in (tree.whole, tree.nearest)]
+    return max(found, key=lambda step: step[1])
 
 
 def best_step(links: Mapping[int, float], low: int, high: int) -> tuple[int, float]:
