@@ -151,9 +151,9 @@ def flag(default: bool, *, free: tuple[str, ...] = ()) -> Setting:
     return Setting(default, require_bool, free=free)
 
 
-def one_of(default: str, *choices: str) -> Setting:
+def one_of(default: str, *choices: str, deployed: bool = True) -> Setting:
     """Return a setting with a few values."""
-    return Setting(default, require_choice, {"choices": choices})
+    return Setting(default, require_choice, {"choices": choices}, deployed=deployed)
 
 
 def anything(default: Any) -> Setting:

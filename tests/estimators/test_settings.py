@@ -9,6 +9,7 @@ import pytest
 from dpfedc import DPFedC
 from dpfedc.errors import InvalidInput
 from dpfedc.estimators.federated_kmeans import DPLloyd, FederatedKMeans
+from dpfedc.research.rivals.averaged_kmeans import AveragedKMeans
 from dpfedc.research.rivals.coreset_kmedian import CoresetKMedian
 from dpfedc.research.rivals.fuzzy_cmeans import FederatedFuzzyCMeans
 from dpfedc.research.rivals.k_fed import KFed
@@ -23,6 +24,7 @@ from dpfedc.settings import (
 
 ESTIMATORS = [
     DPFedC, DPLloyd, FederatedKMeans, KMeansParallel, KFed, CoresetKMedian, FederatedFuzzyCMeans,
+    AveragedKMeans,
 ]  # fmt: skip
 OUTSIDE = {"random_state", "on_round", "device", "ledger", "variant"}
 """Parameters that are no setting of a method: they say how, where and by which one it is run."""
@@ -34,6 +36,7 @@ OWN_DEFAULTS = {
     KFed: {"epsilon": None},
     CoresetKMedian: {"epsilon": None},
     FederatedFuzzyCMeans: {"epsilon": None},
+    AveragedKMeans: {"epsilon": None},
 }
 """Methods that are private by nature have an epsilon; the others are what they are without it."""
 X = np.random.default_rng(0).normal(size=(20, 2))

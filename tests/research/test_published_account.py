@@ -11,9 +11,10 @@ from scipy.stats import norm
 from dpfedc.clustering.run_plan import Federation
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels.site_steps import local_centroid_step
-from dpfedc.research.published.algorithm import Published
+from dpfedc.research.published.algorithm import BOUND_ON, Published
 from dpfedc.research.published.published_account import published_epsilon, reach, worst_rounds
 from dpfedc.research.published.published_planner import (
+    PUBLISHED,
     published_loss,
     published_noise,
     published_noise_multipliers,
@@ -173,6 +174,10 @@ def test_the_noise_of_the_closest_reading():
         assert exact_delta(mu, epsilon) == pytest.approx(1e-4, rel=0.01)
     found = [loss.stated, loss.replaced, loss.null]
     assert found == pytest.approx([140.97, 62.32, 22.63], abs=0.01)
+
+
+def test_settings_and_rounds_know_the_same_bounds():
+    assert PUBLISHED.settings["bound_on"].limits["choices"] == BOUND_ON
 
 
 def test_without_a_bound_there_is_no_epsilon():

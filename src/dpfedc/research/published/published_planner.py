@@ -19,8 +19,6 @@ from dpfedc.errors import InvalidInput
 from dpfedc.privacy.schedule import most_rounds_of_a_site
 from dpfedc.privacy.statement import number as in_words
 from dpfedc.research.published.algorithm import (
-    BOUND_ON,
-    MINI_BATCH,
     NOTHING,
     RECORD,
     NoiseRule,
@@ -28,7 +26,7 @@ from dpfedc.research.published.algorithm import (
 )
 from dpfedc.research.published.published_account import published_epsilon, reach
 from dpfedc.research.theory.theorems import noise_variance, per_round_epsilon, sensitivity
-from dpfedc.settings import Penalty, PrivacyTarget, number, one_of, whole
+from dpfedc.settings import Penalty, PrivacyTarget, number
 
 AS_PUBLISHED = "as published; not a proof"
 NOT_ENFORCED = "gradient_bound is assumed, not enforced: no noise gives a finite epsilon"
@@ -45,15 +43,7 @@ class PublishedMethod(DPFedCMethod):
     """
 
     name = "published"
-    settings = {  # noqa: RUF012
-        **DP_FEDC.settings,
-        "mean_energy": number(0.0, least=0),
-        "centroid_steps": whole(FALLING, 1, free=(FALLING,)),
-        "batches": one_of("capped", "capped", "cycling"),
-        "batch_gradient": one_of("scaled", "scaled", "sum"),
-        "bound_on": one_of(MINI_BATCH, *BOUND_ON),
-        "membership_gradient": one_of("derivative", "derivative", "printed"),
-    }
+    settings = {**DP_FEDC.settings, "mean_energy": number(0.0, least=0)}  # noqa: RUF012
     proved = False
     reads_tables = False
     model_steps = PUBLISHED_FINAL_STEPS
