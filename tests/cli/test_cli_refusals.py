@@ -48,7 +48,7 @@ BAD_TABLES = {
     "zero rounds": (GOOD, ("--rounds", 0), "'--rounds'", "must be >= 1, got 0"),
     "rounds in words": (GOOD, ("--rounds", "many"), "'--rounds': must be a whole number >= 1, got"),
     "epsilon in words": (GOOD, ("--epsilon", "low"), "'--epsilon': must be a number, got 'low'"),
-    "zero clusters": (GOOD, ("--clusters", 0), "'--clusters'", "must be >= 1, got 0"),
+    "zero clusters": (GOOD, ("--clusters", 0), "'--clusters'", "must be >= 1 or auto, got 0"),
     "a negative seed": (GOOD, ("--seed", -1), "must be from 0", "got -1"),
     "an unknown variant": (GOOD, ("--variant", "x"), "'--variant': 'x' is not", "'published'"),
     "an unknown option": (GOOD, ("--x",), "--x", "dpfedc fit --help"),

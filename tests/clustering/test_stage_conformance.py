@@ -29,6 +29,7 @@ from dpfedc.privacy.sums import OuterSum, kept, summed
 from dpfedc.randomness import Randomness
 from dpfedc.research.published import algorithm
 from dpfedc.research.rivals import (
+    averaged_kmeans,
     coreset_kmedian_stages,
     fuzzy_cmeans_stages,
     k_fed_stages,
@@ -96,7 +97,8 @@ TABLES = {
 }
 UNPROVED = [
     seeding.SeedByDistance, restarts.Restarts, restarts.Choice, algorithm.Published,
-    k_fed_stages.KFedRound, coreset_kmedian_stages.Coreset, fuzzy_cmeans_stages.FuzzyCMeansRounds,
+    averaged_kmeans.AveragedMeans, k_fed_stages.KFedRound, coreset_kmedian_stages.Coreset,
+    fuzzy_cmeans_stages.FuzzyCMeansRounds,
     kmeans_parallel_stages.Candidates, kmeans_parallel_stages.Reclustering,
     kmeans_parallel_stages.StatedNoiseLloyd,
 ]  # fmt: skip

@@ -98,6 +98,9 @@ def test_nulling_a_record_moves_a_release_by_its_sensitivity_at_any_place(name, 
     state["residual_bounds"] = np.full(3, 0.5, dtype)
     state["centers"] = center + 3 * W if name == "Lloyd" else W
     stage, t = stage_of(name)
+    places = np.concatenate([W, -W])[: getattr(stage, "n_places", 3)]
+    state |= {"prototypes": W, "places": places, "distance_bound": np.asarray(0.5, dtype)}
+    state["place_clusters"] = np.arange(len(places), dtype=dtype) % 3
     case = Case(stage, state, X, (500, 1500), t)
     tiny = 1e-3 if dtype == np.float32 else 1e-6
     assert max(movement(case, j) for j in (0, 1, 17, 950)) <= 1 + tiny

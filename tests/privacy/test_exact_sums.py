@@ -40,7 +40,7 @@ from support.sensitivity import (
     released_by,
     rounding,
 )
-from support.sensitivity_cases import STAGES, cases, plain_case, stage_of
+from support.sensitivity_cases import LEAST_REACHED, STAGES, cases, plain_case, stage_of
 
 FEW, MANY = settings(max_examples=25), settings(max_examples=80)
 FAR = "mean", "scale", "subspace", "one step", "clusters", "Lloyd"
@@ -133,8 +133,7 @@ def test_single_precision_far_from_the_origin_costs_no_privacy(stage):
 def test_what_is_stated_is_what_a_long_record_does(stage):
     """The bound is reached but for truncation, so the properties above would notice more."""
     reached = math.sqrt(farthest(plain_case(*stage_of(stage)))) / SENSITIVITY
-    least = {"lengths": 0.75, "sums and Gram": 0.95}.get(stage, 0.999)
-    assert least < reached < 1
+    assert LEAST_REACHED.get(stage, 0.999) < reached < 1
 
 
 # The sum

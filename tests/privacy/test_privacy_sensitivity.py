@@ -26,6 +26,7 @@ from support.sensitivity import (
     rounding,
 )
 from support.sensitivity_cases import (
+    LEAST_REACHED,
     STAGES,
     cases,
     hostile_state,
@@ -133,11 +134,7 @@ def test_what_is_stated_is_what_a_long_record_does(stage):
     """The stated sensitivity is reached, so the properties above would notice a larger change."""
     case = plain_case(*stage_of(stage))
     reached = max(movement(case, j) for j in range(case.n_records))
-    part = {
-        "lengths": 0.75, "sums and Gram": 0.95, "neighbours": 0.95, "quality": 0.9,
-        "quality by membership": 0.9,
-    }  # fmt: skip
-    assert reached > part.get(stage, 0.999)
+    assert reached > LEAST_REACHED.get(stage, 0.999)
 
 
 def test_records_that_drew_no_coin_add_nothing():

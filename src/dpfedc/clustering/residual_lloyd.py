@@ -268,7 +268,8 @@ class ResidualLloyd(ResidualSums):
         if self.merges:
             from dpfedc.clustering.merged_cells import merged  # no site needs it
 
-            state = {**state, **merged(state, self.n_clusters, randomness)}
+            found = merged(state, self.n_clusters, randomness)
+            state = {**state, **{name: public.asarray(values) for name, values in found.items()}}
         centers, squares = on_host(state["centers"]), on_host(state["mean_squares"])
         factors = on_host(state["residual_bounds"]) / np.sqrt(np.maximum(squares, 1e-12))
         if self.plain and "basis" in state:
