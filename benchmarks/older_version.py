@@ -4,34 +4,39 @@ python benchmarks/older_version.py --old path/to/0.1.0/src [--pairs 5] [--epsilo
 
 Cases: MNIST 10,000 x 784 in 10 clusters and TCGA miRNA 7,373 x 1,046 in 20 (random numbers of that
 shape where the data are absent), 100 sites, delta 1e-4, secure aggregation (simulated), defaults
-otherwise, one BLAS thread. Each version has a process of its own, which fits once before it is
-timed; then old, new, old, new, and so on. A ratio is the median over pairs, of processor time,
-which a busy machine disturbs less than wall time.
+otherwise, one BLAS thread. "round" is `shape="round"` beside the older version's clusters; "any"
+has prototypes, beside as many clusters of the older version as there are prototypes. Each version
+has a process of its own, which fits once before it is timed; then old, new, old, new, and so on. A
+ratio is the median over pairs, of processor time, which a busy machine disturbs less than wall
+time.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 WORKER = """
-import sys, time, warnings
+import json, sys, time, warnings
 import numpy as np
 from dpfedc import DPFedC
 warnings.simplefilter("ignore")
-folder, k, epsilon = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+folder, settings = sys.argv[1], json.loads(sys.argv[2])
 X, sites = np.load(f"{folder}/X.npy"), np.load(f"{folder}/sites.npy")
 for seed, _ in enumerate(sys.stdin):
     began = time.process_time()
-    DPFedC(n_clusters=k, epsilon=epsilon, delta=1e-4, trust="secure-aggregation",
-           random_state=seed).fit(X, sites=sites)
-    print(time.process_time() - began, flush=True)
+    model = DPFedC(**settings, delta=1e-4, trust="secure-aggregation", random_state=seed)
+    model.fit(X, sites=sites)
+    n_prototypes = len(getattr(model, "prototypes_", model.cluster_centers_))
+    print(time.process_time() - began, n_prototypes, flush=True)
 """
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -43,11 +48,32 @@ def started(source: Path, *given: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True)
 
 
-def fitted(worker: subprocess.Popen[str]) -> float:
-    """Return the processor time of one fit."""
+def fitted(worker: subprocess.Popen[str]) -> tuple[float, int]:
+    """Return the processor time of one fit, and how many prototypes or clusters it has."""
     worker.stdin.write("\n")
     worker.stdin.flush()
-    return float(worker.stdout.readline())
+    seconds, n_prototypes = worker.stdout.readline().split()
+    return float(seconds), int(n_prototypes)
+
+
+def ended(worker: subprocess.Popen[str]) -> None:
+    worker.stdin.close()
+    worker.wait()
+
+
+def compared(folder: str, old: Path, new: Path, k: int, shape: str, given: Any) -> str:
+    """Return a row: median seconds of both, and the median ratio."""
+    settings = {"n_clusters": k, "epsilon": given.epsilon}
+    newer = started(new, folder, json.dumps({**settings, "shape": shape}))
+    n = fitted(newer)[1]
+    older = started(old, folder, json.dumps({**settings, "n_clusters": n}))
+    fitted(older)
+    times = np.array([[fitted(w)[0] for w in (older, newer)] for _ in range(given.pairs)])
+    ended(older)
+    ended(newer)
+    before, now = np.median(times, axis=0)
+    ratio = np.median(times[:, 1] / times[:, 0])
+    return f"| {shape} | {k} | {n} | {before:.2f} | {now:.2f} | {ratio:.2f} |"
 
 
 def main() -> None:
@@ -58,22 +84,18 @@ def main() -> None:
     given = parser.parse_args()
     from cases import CASES
 
-    print("| case | old, s | new, s | new / old |\n|---|---|---|---|")
+    print("| case | shape | clusters | prototypes | old, s | new, s | new / old |")
+    print("|---|---|---|---|---|---|---|")
+    here = Path(__file__).resolve().parents[1] / "src"
     for name in ("mnist", "tcga"):
         case = CASES[name]()
         with tempfile.TemporaryDirectory() as folder:
             np.save(f"{folder}/X.npy", case.X)
             np.save(f"{folder}/sites.npy", case.sites)
-            arguments = (folder, str(case.settings.n_clusters), str(given.epsilon))
-            here = Path(__file__).resolve().parents[1] / "src"
-            workers = [started(source, *arguments) for source in (given.old, here)]
-            times = np.array([[fitted(w) for w in workers] for _ in range(given.pairs + 1)])[1:]
-            for worker in workers:
-                worker.stdin.close()
-                worker.wait()
-        old, new = np.median(times, axis=0)
-        ratio = np.median(times[:, 1] / times[:, 0])
-        print(f"| {name} | {old:.2f} | {new:.2f} | {ratio:.2f} |", flush=True)
+            for shape in ("round", "any"):
+                k = case.settings.n_clusters
+                row = compared(folder, given.old, here, k, shape, given)
+                print(f"| {name} {row}", flush=True)
 
 
 if __name__ == "__main__":

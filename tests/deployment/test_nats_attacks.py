@@ -21,7 +21,7 @@ from nats.errors import Error
 from dpfedc.deployment.certificates import write_site_key
 from dpfedc.deployment.control import answered
 from dpfedc.deployment.keys import SITE_KEY, SITE_PUB, Identity, verifying_key
-from dpfedc.deployment.mailbox import nats_config, nats_site, nats_wire
+from dpfedc.deployment.mailbox import nats_config, nats_site
 from dpfedc.deployment.mailbox.letters import letter
 from dpfedc.deployment.mailbox.nats_config import MAX_CONNECTIONS, MAX_SUBSCRIPTIONS, site_subject
 from dpfedc.deployment.mailbox.nats_operator import NatsMailbox, taken_up
@@ -118,7 +118,6 @@ def attack(world, work, name="berlin", **how):
 def test_nats_and_we_write_a_key_alike(world):
     identity = world.identity("berlin")
     seed = nkeys.encode_seed(identity.key.private_bytes_raw(), nkeys.PREFIX_BYTE_USER)
-    assert nats_wire._seed(identity.key.private_bytes_raw()).encode() == seed
     public = nkeys.from_seed(bytearray(seed)).public_key.decode()
     assert user_key(verifying_key(identity.certificate).public_bytes_raw()) == public
 
@@ -527,6 +526,30 @@ class TestHostileServer:
                 connection.sendall(b"x" * 2**16)
 
         self.told(own_world, says, lambda told: any("lost" in t for t in told))
+
+    @pytest.mark.parametrize(
+        "nonce",
+        ["dpfedc rotation 1\0abc", "dpfedc receipt\nrun", "a b", "", "ä", "x" * 65, 5, None],
+    )
+    def test_nothing_is_signed_for_it_but_a_challenge(self, own_world, nonce):
+        """The same key signs letters and agreements: what it may sign here must be none of them."""
+        heard = []
+
+        def says(connection):
+            info = {"server_id": "X", "version": "2.15.1", "auth_required": True, "nonce": nonce}
+            connection.sendall(f"INFO {json.dumps(info)}\r\n".encode())
+            heard.append(connection.recv(65536))
+
+        self.told(own_world, says, lambda told: len(told) >= 2)
+        assert not any(b'"sig"' in data for data in heard)
+
+    @pytest.mark.parametrize("info", ["5", "[]", '{"connect_urls":5}', '"x"', "null", "{"])
+    def test_one_that_says_nonsense_is_called_again(self, own_world, info):
+        def says(connection):
+            connection.sendall(f"INFO {info}\r\n".encode())
+            connection.recv(65536)
+
+        self.told(own_world, says, lambda told: len(told) >= 2)
 
     def test_one_that_hangs_up_in_the_handshake_is_called_again(self, own_world):
         """NATS's client would wait for ever for the end of such a connection."""

@@ -40,6 +40,12 @@ WINDOW = 4
 """Pieces of one letter or answer that are on their way at a time."""
 
 
+def _is_status(said: Any) -> bool:
+    """Return whether a node said something of itself that can be read."""
+    parts = (said, said.get("server"), said.get("statsz", {})) if isinstance(said, dict) else ()
+    return bool(parts) and all(isinstance(part, dict) for part in parts)
+
+
 class NatsMailbox(OperatorSide):
     """The operator's questions to all sites, through whichever of the nodes is there."""
 
@@ -108,7 +114,11 @@ class NatsMailbox(OperatorSide):
     async def _said_by_nodes(self) -> dict[str, dict[str, Any] | None]:
         line = await self._connected()
         said = await line.ask_all(PING_SUBJECT, len(self._nodes.nodes), HERE_S)
-        return self._nodes.said(map(json.loads, said))
+        found = []
+        for answer in said:
+            with suppress(ValueError, RecursionError):  # whoever says nonsense is not there
+                found.append(json.loads(answer))
+        return self._nodes.said(one for one in found if _is_status(one))
 
     def reload(self) -> dict[str, str]:
         """Have every node read its file again; return what is wrong, by the node's name."""

@@ -11,8 +11,9 @@ import asyncio
 import json
 import logging
 import random
+import re
 import ssl
-from base64 import b32encode
+from base64 import b32encode, b64encode
 from binascii import crc_hqx
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -37,15 +38,15 @@ REQUEST = "request"
 """The subject on which a site is asked; the operator's name for it is `site.` and the site's."""
 CONNECT_S, PING_S, LOOK_S = 30, 10, 1.0
 _NONE_THERE = "503"
-_USER, _SEED = 20 << 3, 18 << 3
-"""What a public key of a user, and a private key, begin with in NATS's notation."""
+_USER = 20 << 3
+"""What a public key of a user begins with in NATS's notation."""
+_NONCE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def require_nats() -> None:
     """Say which extra is missing, if one is."""
     try:
         import nats  # noqa: F401
-        import nkeys  # noqa: F401
     except ImportError as error:
         raise MissingExtra(
             "a federation over NATS needs nats-py: pip install 'dpfedc[deploy,nats]'"
@@ -59,10 +60,6 @@ class NobodyThere(ConnectionLost):
 def user_key(public: bytes) -> str:
     """Return an Ed25519 public key as NATS writes that of a user."""
     return _written(bytes([_USER]) + public)
-
-
-def _seed(private: bytes) -> str:
-    return _written(bytes([_SEED | _USER >> 5, (_USER & 31) << 3]) + private)
 
 
 def _written(data: bytes) -> str:
@@ -128,11 +125,8 @@ class Line:
 
     @classmethod
     async def _opened(cls, address: str, context: ssl.SSLContext, identity: Identity) -> Line:
-        from nats.aio.client import Client
-        from nats.errors import Error
-
-        client = Client()
-        _bound(client)
+        client = _bounded_client()
+        client._public_nkey = user_key(identity.key.public_key().public_bytes_raw())
         line = cls(client, address)
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -140,7 +134,7 @@ class Line:
                     f"tls://{address}",
                     tls=context,
                     tls_handshake_first=True,  # nothing is said in the clear, to nobody
-                    nkeys_seed_str=_seed(identity.key.private_bytes_raw()),
+                    signature_cb=lambda nonce: _answered(nonce, identity),
                     # Ours comes back by itself, and never to an address that a server named.
                     allow_reconnect=False,
                     connect_timeout=CONNECT_S,
@@ -149,7 +143,7 @@ class Line:
                     closed_cb=line._on_closed,
                 )
                 await _apart(connecting)
-        except (Error, OSError, TimeoutError, ssl.SSLError, ValueError, KeyError) as error:
+        except Exception as error:  # a server that says nonsense makes the library fail anyhow
             await line.close()
             raise _explained(error, address) from error
         line._stands = True
@@ -264,13 +258,30 @@ async def _apart(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-def _bound(client: Client) -> None:
-    """Have a client keep no more of a message than one can have, and print nothing.
+def _answered(nonce: Any, identity: Identity) -> bytes:
+    """Return the answer to a server's challenge, refused unless it can be nothing else.
 
-    The library would wait for as many bytes as a server announces.
+    The key signs letters, calls and agreements, too, all of which begin with words and a space. A
+    server that could have any text signed would have all of them.
     """
+    if not isinstance(nonce, str) or not _NONCE.fullmatch(nonce):
+        raise NotAdmitted("a server's challenge must be 1 to 64 letters, digits, '-' or '_'")
+    return b64encode(identity.key.sign(nonce.encode()))
+
+
+def _bounded_client() -> Client:
+    """Return a client that keeps no more of what a server says than is needed, and prints nothing.
+
+    The library would wait for as many bytes as a server announces, and collect all addresses that
+    it names.
+    """
+    from nats.aio.client import Client
     from nats.errors import ProtocolError
     from nats.protocol.parser import Parser
+
+    class BoundedClient(Client):
+        async def _process_info(self, info: Any, initial_connection: bool = False) -> None:
+            return
 
     class BoundedParser(Parser):
         async def parse(self, data: bytes = b"") -> None:
@@ -278,9 +289,11 @@ def _bound(client: Client) -> None:
             if max(self.needed if self.state != 1 else 0, len(self.buf)) > 2 * MAX_PAYLOAD:
                 raise ProtocolError("nats: too long")
 
+    client = BoundedClient()
     client._ps = BoundedParser(client)
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     logging.getLogger("asyncio").addFilter(_is_news)
+    return client
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -290,6 +303,8 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 def _explained(error: Exception, address: str) -> ConnectionLost:
     """Return a failure in words."""
+    if isinstance(error, NotAdmitted):
+        return error
     text = printable(str(error)) or type(error).__name__
     if isinstance(error, ssl.SSLCertVerificationError):
         return NotAdmitted(
