@@ -88,6 +88,35 @@ def test_a_run_ends_with_the_clusters_whoever_is_trusted(federation, trust):
     assert all((f" {name} " in pins) == masked for name in NAMES[1:])
 
 
+@pytest.mark.parametrize("trust", ["local", "secure-aggregation"])
+def test_a_run_counts_clusters_of_any_shape_and_says_how_good_they_are(federation, trust):
+    name = f"counted {trust}"
+    path = federation.home / f"{name}.toml"
+    path.write_text(
+        f'[run]\nname = "{name}"\ncoordinator = "test"\nclusters = "auto"\nk_range = [2, 6]\n'
+        f'shape = "any"\nquality = true\nfeatures = {[*FEATURES]}\n'
+        f'[privacy]\nepsilon = 20\ndelta = 1e-5\nnorm_bound = 15.0\ntrust = "{trust}"\n'
+        f"[rounds]\ndeadline = {PATIENCE}\n"
+    )
+    running = federation.run("start", path)
+    told = accept(federation, running, name)
+    assert "2 to 6 clusters" in told
+    assert running.result() == 0, running.text
+    agreement = agreement_of(federation)
+    assert {"neighbours", "quality"} <= {release.stage for release in agreement.privacy.releases}
+    record = assert_right(federation, agreement)
+    assert len(record.rounds) == agreement.plan.n_rounds
+    model = ClusterModel.read(folder_of(federation, agreement) / "model.npz")
+    assert model.choice.n_clusters == len(model.cluster_centers) == 3
+    assert len(model.prototypes) > 3
+    sizes = [one.size.value for one in model.quality.clusters]
+    assert abs(sum(sizes) - 2200) < 200  # records of all sites
+    assert model.quality.silhouette.value > 0.5
+    for site in NAMES:
+        counts = spent(federation, site, agreement)
+        assert all(charged == planned == answered for charged, planned, answered in counts.values())
+
+
 def test_a_killed_site_is_out_of_its_round_and_then_back_in_the_run(federation):
     """Its keys are gone with it: of that round only, whichever of its steps it was in."""
     plan = plan_file(federation.home, "killed site", "secure-aggregation", rounds=8)
