@@ -29,7 +29,7 @@ def test_choose_k_prints_the_curve_the_choice_and_what_is_next(dpfedc, table, tm
     rows = [line.split("│")[1:-1] for line in out.splitlines() if "chosen │" in line]
     assert [row[0].strip() for row in rows] == ["3"]
     text = words_of(out)
-    assert "Number 3 clusters, chosen from 2 to 5. It is clear." in text
+    assert "Number 3 clusters, chosen from 2 to 5. The choice is clear." in text
     assert "nothing need be run again" in text
     assert "`dpfedc fit --clusters 3` would cost its budget once more" in text
     model = ClusterModel.read(folder / "model.npz")

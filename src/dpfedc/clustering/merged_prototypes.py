@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dpfedc.clustering.stage import State
 from dpfedc.kernels.cluster_sums import squared_distances
 from dpfedc.kernels.merge_tree import MIN_COUNT, Links, chosen_step, merge_tree
-from dpfedc.summary.choice_of_k import MIN_STEP
+from dpfedc.summary.choice_of_k import MIN_STEP, rise_in_words
 
 Float = npt.NDArray[np.float64]
 Released = Mapping[str, Float]
@@ -119,8 +119,4 @@ def doubtful_choice(state: State) -> tuple[str, ...]:
     height, k = float(state["k_step"]), len(state["sizes"])
     if height >= MIN_STEP:
         return ()
-    return (
-        f"the number of clusters is not clear: between {k} of them and fewer, links fall by "
-        f"{height:.2f}, expected at least {MIN_STEP:g}. The records may have no clusters, "
-        f"or such as overlap; {k} is the best guess",
-    )
+    return (f"the number of clusters is not clear: {rise_in_words(k, height)}",)
