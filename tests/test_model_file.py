@@ -67,7 +67,7 @@ def same(one, other):
             "prototypes": np.arange(20.0).reshape(5, 4),
             "groups": np.array([0.0, 0, 1, 2, 2]),
             "by_prototype": True,
-            "choice": ChoiceOfK(3, 0.125, (KPoint(3, 0.5, 0.25), KPoint(4, None, None))),
+            "choice": ChoiceOfK(3, 0.125, 0.1, (KPoint(3, 0.5, 0.25), KPoint(4, None, None))),
         },
     ],
 )
@@ -132,7 +132,7 @@ def of_prototypes(**changes):
         {"prototypes": None},
         {"prototypes": np.ones((3, 4))},
         {"prototypes": np.ones((4, 5))},
-        {"choice": ChoiceOfK(2, 0.5, (KPoint(2, 0.5, 0.1),))},
+        {"choice": ChoiceOfK(2, 0.5, 0.1, (KPoint(2, 0.5, 0.1),))},
     ],
 )
 def test_prototypes_that_cannot_make_the_clusters_are_refused(changes):

@@ -85,7 +85,7 @@ def test_round_clusters_keep_the_borders_of_nearest_centres():
 @pytest.mark.parametrize("k", [2, 3, 5, 8])
 def test_the_number_of_clusters_is_found(k):
     X, y = blobs(k, seed=k)
-    model = fitted(X, "auto", k_range=(2, 12), **PRIVATE)
+    model = fitted(X, "auto", k_range=(2, 12), **{**PRIVATE, "epsilon": 4.0})
     assert model.choose_k_.n_clusters == len(model.cluster_centers_) == k
     assert model.choose_k_.clear
     assert [point.n_clusters for point in model.choose_k_.curve] == list(range(2, 13))
@@ -100,6 +100,31 @@ def test_a_choice_that_records_do_not_support_is_said_to_be_none():
         model.fit(X, sites=np.arange(4000) % 20)
     assert not model.choose_k_.clear
     assert model.choose_k_.n_clusters == len(model.cluster_centers_)
+
+
+def test_bent_clusters_are_counted_too():
+    X, y = make_moons(6000, noise=0.06, random_state=1)
+    model = fitted(X, "auto", k_range=(2, 6), shape="any", **PRIVATE)
+    assert model.choose_k_.n_clusters == 2
+    assert adjusted_rand_score(y, model.labels_) > 0.9
+
+
+def test_sizes_have_bars_where_they_are_those_of_the_clusters():
+    """Prototypes were counted; where records go to the nearest centre, borders are others."""
+    X, _ = blobs(3)
+    model = fitted(X, 3, shape="any", **PRIVATE)
+    assert model.model_.size_errors is None
+    model = fitted(X, 3, shape="any", quality=True, **PRIVATE)
+    low, high = np.array([one.size.interval for one in model.quality_.clusters]).T
+    sizes = np.bincount(model.labels_)
+    assert ((low <= sizes) & (sizes <= high)).all()
+    np.testing.assert_allclose(model.model_.sizes, (low + high) / 2)
+
+
+def test_the_verdict_looks_for_as_many_clusters_as_were_chosen():
+    X, _ = blobs(3)
+    model = fitted(X, "auto", k_range=(2, 12), **{**PRIVATE, "epsilon": 4.0})
+    assert model.verdict_.again > 0.9
 
 
 def test_all_of_it_is_one_budget():

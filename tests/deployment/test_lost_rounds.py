@@ -159,6 +159,17 @@ def test_a_stage_that_lost_all_its_rounds_ends_the_run_for_good(tmp_path):
         many.coordinator().run()
 
 
+def test_a_run_does_without_its_quality_if_all_rounds_of_it_are_lost(tmp_path):
+    """Nothing depends on it: what was found and paid for is not thrown away."""
+    chosen = {"quality": True, "n_rounds": 1, "refine_rounds": 0}
+    agreement = agreed("dp-fedc", settings=chosen, min_answers=2)
+    transport = crashing(agreement, tmp_path, [("quality", 1), ("quality", 2)])
+    done = transport.coordinator().run()
+    assert done.model.quality is None
+    assert done.model.centers is not None
+    assert {counts["quality"] for counts in check_ledgers(transport).values()} == {2}
+
+
 def test_a_silent_site_may_yet_answer_so_nothing_is_lost(tmp_path):
     agreement = agreed(min_answers=2)
     transport = crashing(agreement, tmp_path, [("bound", 1)], sites=["berlin"])

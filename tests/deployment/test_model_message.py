@@ -232,7 +232,7 @@ def of_choice(tmp_path_factory):
 def choice(**changes):
     """Return a choice of three clusters, changed."""
     points = [[2, 0.0, 0.1], [3, 0.3, 0.1], [4, None, None]]
-    return {"choice": {"n_clusters": 3, "step": 0.2, "curve": points, **changes}}
+    return {"choice": {"n_clusters": 3, "step": 0.2, "needed": 0.1, "curve": points, **changes}}
 
 
 FALSE_CHOICES = {
@@ -254,6 +254,10 @@ FALSE_CHOICES = {
     "a negative step": choice(step=-1.0),
     "a step that is a text": choice(step="x"),
     "a flag that is none": {"by_prototype": 1},
+    "none though agreed": {"choice": None},
+    "another range": choice(curve=[[3, 0.3, 0.1], [4, None, None]]),
+    "a longer range": choice(curve=[[2 + i, 0.0, 0.1] for i in range(9)]),
+    "records that count farther out": {"longest": 1e9},
 }
 
 

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpfedc.kernels.merge_tree import best_step, chosen_step, merge_tree
+from dpfedc.kernels.merge_tree import (
+    best_step,
+    chosen_step,
+    merge_tree,
+    neighbors_in,
+    step_of_one_cloud,
+)
 
 
 def chains(sizes, *, count=100.0, link=30.0, between=0.0):
@@ -124,6 +130,20 @@ def test_noise_in_a_link_falls_with_the_entries_that_it_is_the_sum_of():
         found.append(tree.whole.values[1])
     assert np.std(found) == pytest.approx(tree.whole.errors[1], rel=0.1)
     assert tree.whole.errors[1] == pytest.approx(2 * noise / math.sqrt(2) / 2e6, rel=0.01)
+
+
+@pytest.mark.parametrize("noise", [2.0, 10.0, 25.0])
+def test_noise_makes_no_clear_step_in_one_cloud(noise):
+    """Of 20 clouds of equal links 1 should pass, and more than 4 do once in 400 tests."""
+    rng, n, clear = np.random.default_rng(6), 20, 0
+    for _ in range(20):
+        places = rng.normal(size=(n, 3))
+        upper = np.triu(rng.normal(size=(n, n)), 1) * noise / math.sqrt(2)
+        graph = 20 * neighbors_in(places) + np.diag(200 + noise * rng.normal(size=n))
+        graph += upper + upper.T
+        height = chosen_step(merge_tree(graph, noise, places, least=2), 2, 15)[1]
+        clear += height >= max(step_of_one_cloud(graph, noise, 3, 2, 15), 0.1)
+    assert clear <= 4
 
 
 def test_a_step_the_wrong_way_is_no_choice():

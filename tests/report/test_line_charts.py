@@ -54,7 +54,7 @@ def test_a_choice_is_ringed_and_has_error_bars():
     assert [text for _, text in chart.across] == ["2", "3", "4"]
     assert chart.axis == "number of clusters"
     assert "2 are chosen, which is clear" in chart.alt
-    assert choice_chart(ChoiceOfK(2, 0.0, (KPoint(2, None, None),))) is None
+    assert choice_chart(ChoiceOfK(2, 0.0, 0.1, (KPoint(2, None, None),))) is None
 
 
 def test_no_values_no_chart():

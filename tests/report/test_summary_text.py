@@ -121,11 +121,11 @@ def test_quality_is_told_in_markdown():
 
 
 def test_a_link_of_nothing_has_no_sign():
-    choice = ChoiceOfK(2, 0.05, (KPoint(2, -0.004, 0.015), KPoint(3, 0.05, None)))
+    choice = ChoiceOfK(2, 0.05, 0.1, (KPoint(2, -0.004, 0.015), KPoint(3, 0.05, None)))
     assert [row[1] for row in choice.rows()] == ["0.00 ± 0.03", "0.05"]
     number, why = choice.paragraphs()
     assert "The choice is not clear." in number
-    assert "by 0.05 more than with so many or fewer, needed is 0.1 at least." in why
+    assert "by 0.05 more than with so many or fewer, needed at least 0.10." in why
     assert why.endswith("2 is the best guess.")
 
 

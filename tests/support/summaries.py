@@ -26,7 +26,9 @@ CENTERS = np.array(
 """As the schema encodes them: ages 30 and 70."""
 
 
-CHOICE = ChoiceOfK(2, 0.25, (KPoint(2, -0.02, 0.03), KPoint(3, 0.25, 0.05), KPoint(4, None, None)))
+CHOICE = ChoiceOfK(
+    2, 0.25, 0.1, (KPoint(2, -0.02, 0.03), KPoint(3, 0.25, 0.05), KPoint(4, None, None))
+)
 
 
 def bent_model(**more):

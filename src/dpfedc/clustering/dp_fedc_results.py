@@ -80,10 +80,18 @@ def _merged_model(
 ) -> ClusterModel:
     """Return the model of clusters that are groups of prototypes."""
     centers, scale = as_numpy(state["best_centers"]), state.get("scale")
-    choice = None
+    choice, found, quality = None, measured(state), _quality(state)
+    if not bool(state["by_prototype"]):
+        # Prototypes were counted, and records go to the nearest centre: how much that changes at
+        # the borders is not known, unless it was counted again.
+        found |= {"size_errors": None, "center_errors": None}
+        if quality is not None:
+            sizes = [(one.size.value, one.size.error) for one in quality.clusters]
+            found["sizes"], found["size_errors"] = np.asarray(sizes).T
     if "k_links" in state:
         curve = (as_numpy(state[name]) for name in ("k_numbers", "k_links", "k_errors"))
-        choice = choice_from(len(centers), float(state["k_step"]), *curve)
+        step, needed = float(state["k_step"]), float(state["k_needed"])
+        choice = choice_from(len(centers), step, needed, *curve)
     return ClusterModel(
         directions=centers,
         center=as_numpy(state["data_mean"]),
@@ -96,11 +104,11 @@ def _merged_model(
         by_prototype=bool(state["by_prototype"]),
         longest=getattr(plan.stages[-1], "longest", 1.0),
         choice=choice,
-        quality=_quality(state),
+        quality=quality,
         feature_names=names,
         about=about,
         # Whether prototypes depend on the start says little of what they are merged to.
-        **{**measured(state), "stability": None},
+        **{**found, "stability": None},
     )
 
 

@@ -13,7 +13,13 @@ import numpy.typing as npt
 
 from dpfedc.clustering.stage import State
 from dpfedc.kernels.cluster_sums import squared_distances
-from dpfedc.kernels.merge_tree import MIN_COUNT, Links, chosen_step, merge_tree
+from dpfedc.kernels.merge_tree import (
+    MIN_COUNT,
+    Links,
+    chosen_step,
+    merge_tree,
+    step_of_one_cloud,
+)
 from dpfedc.summary.choice_of_k import MIN_STEP, rise_in_words
 
 Float = npt.NDArray[np.float64]
@@ -41,6 +47,8 @@ def clusters_of(
         n_clusters, height, links = chosen_step(tree, low, high)
         n_clusters = min(n_clusters, tree.most)
         choice = _choice(links, height, low, high)
+        needed = step_of_one_cloud(graph, noise_std, prototypes.shape[1], low, high)
+        choice["k_needed"] = np.asarray(max(needed, MIN_STEP))
     groups = tree.groups[n_clusters]
     order = np.argsort(groups, kind="stable")
     groups = groups[order]
@@ -116,7 +124,7 @@ def _choice(links: Links, height: float, low: int, high: int) -> dict[str, Float
 
 def doubtful_choice(state: State) -> tuple[str, ...]:
     """Return why the number of clusters is not clear, if it is not."""
-    height, k = float(state["k_step"]), len(state["sizes"])
-    if height >= MIN_STEP:
+    height, k, needed = float(state["k_step"]), len(state["sizes"]), float(state["k_needed"])
+    if height >= needed:
         return ()
-    return (f"the number of clusters is not clear: {rise_in_words(k, height)}",)
+    return (f"the number of clusters is not clear: {rise_in_words(k, height, needed)}",)

@@ -10,8 +10,8 @@ at which the links between groups fall off.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -86,6 +86,9 @@ class Neighbors(Stage):
     def sensitivity(self, state: State, t: int) -> float:
         """Return 5/4: |h_j|^2 = 1 + t_j^2."""
         return SENSITIVITY
+
+    def finding(self, n_clusters: int) -> Self:
+        return replace(self, least_clusters=n_clusters, most_clusters=n_clusters)
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         prototypes = np.clip(on_host(state["best_centers"]), -CENTER_MAX, CENTER_MAX)

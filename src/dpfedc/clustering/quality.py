@@ -80,6 +80,7 @@ class Quality(Stage):
     longest: float = 1.0
     """Records longer than so many scales are clipped to that length."""
     name = "quality"
+    optional = True
     n_rounds = 1
     purpose = "how many records each cluster has, how near they are, and how well apart"
 

@@ -152,6 +152,8 @@ class Stage(ABC):
     sums_records: bool = True
     reads: tuple[str, ...] = ()
     """The arrays of the state that a site's work depends on; absent ones are not sent."""
+    optional: bool = False
+    """Whether a run may do without it, if all its rounds are lost."""
 
     @property
     def deployed(self) -> bool:
@@ -187,6 +189,10 @@ class Stage(ABC):
 
         `noise` is the standard deviation over the sensitivity in a sum over all that take part.
         """
+        return self
+
+    def finding(self, n_clusters: int) -> Self:
+        """Return the stage that finds so many clusters, where it would choose their number."""
         return self
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:

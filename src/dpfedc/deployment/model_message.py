@@ -88,7 +88,7 @@ def _received(
         scale=None if scale is None else require_number("scale", scale, above=0, most=MAX_SIZE),
         by_membership=require_bool("by_membership", head["by_membership"]),
         constant=constant,
-        longest=require_number("longest", head["longest"], least=1, most=MAX_SIZE),
+        longest=_longest(head["longest"], agreement),
         penalty=Penalty(**head["penalty"]),
         steps=require_integer("steps", head["steps"], least=1, most=MAX_STEPS),
         nonnegative=require_bool("nonnegative", head["nonnegative"]),
@@ -100,9 +100,32 @@ def _received(
         stability=None if stability is None else require_number("stability", stability),
         names={int(c): name for c, name in head["names"].items()},
         by_prototype=require_bool("by_prototype", head["by_prototype"]),
-        choice=None if head["choice"] is None else ChoiceOfK.from_plain(head["choice"]),
+        choice=_choice(head["choice"], agreement),
         quality=_quality(head["quality"], agreement),
     )
+
+
+def _longest(value: Any, agreement: Agreement) -> float:
+    """Return how long records count, which the plan fixes: 1, or what its last stage says."""
+    planned = getattr(agreement.plan.stages[-1], "longest", 1.0)
+    if require_number("longest", value, least=1) not in (1.0, planned):
+        raise InvalidInput(f"longest must be {planned:g}, as was agreed, got {value:g}")
+    return float(value)
+
+
+def _choice(plain: Any, agreement: Agreement) -> ChoiceOfK | None:
+    """Return how the number of clusters was chosen, which a model tells if that was agreed on."""
+    low, high = agreement.cluster_range
+    if (plain is None) != (low == high):
+        raise InvalidInput(
+            "a model must tell a choice of k where one was agreed on, and only there"
+        )
+    if plain is None:
+        return None
+    choice = ChoiceOfK.from_plain(plain)
+    if choice.curve[0].n_clusters != low or choice.curve[-1].n_clusters > high:
+        raise InvalidInput(f"a choice of k must be from {low} to {high}, got another range")
+    return choice
 
 
 def _quality(plain: Any, agreement: Agreement) -> ClusterQuality | None:

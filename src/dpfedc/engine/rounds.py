@@ -54,7 +54,8 @@ def run(
     position that was kept as if it had never stopped.
 
     A round that is lost is left out. A stage ends when it has combined all its rounds, or has none
-    left: `spare_rounds` says how many more than its own it may ask for.
+    left: `spare_rounds` says how many more than its own it may ask for. Of an optional stage all
+    rounds may be lost.
     """
     spares = spare_rounds or {}
 
@@ -86,6 +87,10 @@ def run(
             if position.stage > at:
                 break
         else:
+            if stage.optional:  # nothing was released, and nothing depends on it
+                position = started(replace(position, stage=at + 1, t=0))
+                keep(position)
+                continue
             raise StageLost(
                 f"stage {stage.name!r} must have a round with enough answers, got none: all "
                 f"{stage.n_rounds + spare} were lost. What was charged stays charged, and this "

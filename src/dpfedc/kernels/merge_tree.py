@@ -156,6 +156,43 @@ def chosen_step(tree: MergeTree, low: int, high: int) -> tuple[int, float, Links
     return max(found, key=lambda step: step[1])
 
 
+N_CLOUDS, MAX_DIRECTIONS = 40, 5
+"""Clouds that are drawn, and in how many directions records differ: more make no difference."""
+
+
+def step_of_one_cloud(
+    graph: Float, noise_std: float, n_features: int, low: int, high: int
+) -> float:
+    """Return a step that records without clusters reach in one of twenty runs, by noise alone.
+
+    Clouds are drawn with the same counts, the same weight between prototypes and the same noise as
+    the graph, but with that weight spread evenly over the neighbours in a normal law.
+    """
+    rng, p = np.random.default_rng(0), len(graph)
+    counts = np.clip(np.diag(graph), 1.0, None)
+    weight = max(float(graph.sum() - np.trace(graph)), 0.0)
+    heights = []
+    for _ in range(N_CLOUDS):
+        places = rng.normal(size=(p, min(n_features, MAX_DIRECTIONS)))
+        even = neighbors_in(places) * np.minimum.outer(counts, counts)
+        cloud = even * (weight / max(float(even.sum()), 1.0)) + np.diag(counts)
+        upper = np.triu(rng.normal(size=(p, p)), 1) * noise_std / math.sqrt(2)
+        noise = upper + upper.T + np.diag(rng.normal(size=p)) * noise_std
+        tree = merge_tree(cloud + noise, noise_std, places, least=min(low, p))
+        heights.append(max(chosen_step(tree, low, high)[1], 0.0))
+    return float(np.quantile(heights, 0.95))
+
+
+def neighbors_in(places: Float) -> Float:
+    """Return 1 for two places that are neighbours, two along each direction, and 0 else."""
+    gaps = squared_distances(places @ places.T, (places**2).sum(axis=1), places)
+    np.fill_diagonal(gaps, np.inf)
+    nearest = np.argsort(gaps, axis=1)[:, : min(2 * places.shape[1], len(places) - 1)]
+    near = np.zeros_like(gaps)
+    np.put_along_axis(near, nearest, 1.0, axis=1)
+    return np.asarray(np.maximum(near, near.T))
+
+
 def best_step(links: Mapping[int, float], low: int, high: int) -> tuple[int, float]:
     """Return the number of groups, from `low` to `high`, at which links fall, and by how much.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from dpfedc.engine.run_record import RunRecord
-from dpfedc.summary.choice_of_k import MIN_STEP, ChoiceOfK
+from dpfedc.summary.choice_of_k import ChoiceOfK
 from dpfedc.summary.summarizing import CERTAIN
 
 WIDTH, HEIGHT = 400, 190
@@ -111,7 +111,7 @@ def choice_chart(choice: ChoiceOfK) -> LineChart | None:
         f"How strongly the closest two clusters hang together: at 0 there is a gap between them, "
         f"from about 0.2 on they are parts of one cloud. The choice, {choice.n_clusters} (ringed), "
         f"is {word}: beyond it links are stronger by {choice.step:.2f} on average, and from "
-        f"{MIN_STEP:g} on that is clear. Bars hold 95 % of the noise.",
+        f"{choice.needed:.2f} on that is clear. Bars hold 95 % of the noise.",
         (tuple(points.values()),),
         len(points) <= _MARKED,
         (),

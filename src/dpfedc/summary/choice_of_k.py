@@ -12,10 +12,12 @@ from dpfedc.settings import require_integer, require_number
 from dpfedc.summary.summarizing import CERTAIN
 
 MIN_STEP = 0.1
-"""A choice is clear if links fall by so much: on uniform and on normal records they fell by less
-than half of that, between clusters that touch by more (docs/decisions/0017-any-shape.md)."""
+"""No choice is clear where links fall by less than that (docs/decisions/0017-any-shape.md)."""
 MAX_POINTS, MAX_LINK = 1000, 1e9
 """Of a curve that comes from elsewhere."""
+
+
+FIELDS = {"n_clusters", "step", "needed", "curve"}
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,13 @@ class ChoiceOfK:
     """The number of clusters that was chosen, and why.
 
     `step` is how much the links fall at the chosen number: up to it, one more cluster comes from a
-    gap in the records; beyond it, from a cut through a cloud of them.
+    gap in the records; beyond it, from a cut through a cloud of them. Records without clusters
+    reach `needed` in one of twenty runs, by noise alone.
     """
 
     n_clusters: int
     step: float
+    needed: float
     curve: tuple[KPoint, ...]
 
     HEAD = ("clusters", "link of the closest two", "")
@@ -49,13 +53,14 @@ class ChoiceOfK:
     @property
     def clear(self) -> bool:
         """Return whether the records support the choice."""
-        return self.step >= MIN_STEP
+        return self.step >= self.needed
 
     def as_plain(self) -> dict[str, Any]:
         """Return plain values, for a file or a message."""
         return {
             "n_clusters": self.n_clusters,
             "step": self.step,
+            "needed": self.needed,
             "curve": [list(asdict(point).values()) for point in self.curve],
         }
 
@@ -63,8 +68,8 @@ class ChoiceOfK:
     def from_plain(cls, plain: Mapping[str, Any]) -> ChoiceOfK:
         """Return what `as_plain` wrote, refused unless it can be a choice."""
         curve = plain["curve"]
-        if set(plain) != {"n_clusters", "step", "curve"} or not isinstance(curve, list):
-            raise InvalidInput("a choice of k must have n_clusters, step and curve, got others")
+        if set(plain) != FIELDS or not isinstance(curve, list):
+            raise InvalidInput(f"a choice of k must have {', '.join(sorted(FIELDS))}, got others")
         if not 1 <= len(curve) <= MAX_POINTS:
             raise InvalidInput(f"curve must have 1 to {MAX_POINTS} points, got {len(curve)}")
         points = tuple(_point(*point) for point in curve)
@@ -73,7 +78,8 @@ class ChoiceOfK:
             raise InvalidInput("curve must have every number of clusters once, in order")
         return cls(
             require_integer("n_clusters", plain["n_clusters"], least=low, most=high),
-            require_number("step", plain["step"], least=0),
+            require_number("step", plain["step"], least=0, most=MAX_LINK),
+            require_number("needed", plain["needed"], least=MIN_STEP, most=MAX_LINK),
             points,
         )
 
@@ -95,32 +101,30 @@ class ChoiceOfK:
             f"Number: {self.n_clusters} clusters, chosen from {low} to {high}. The choice is "
             f"{word}.{end}"
         )
-        rise = rise_in_words(self.n_clusters, self.step)
-        if self.clear:
-            yield f"Why: {rise}; from {MIN_STEP:g} on that is clear."
-        else:
-            yield f"Why: {rise}."
+        yield f"Why: {rise_in_words(self.n_clusters, self.step, self.needed)}."
 
 
-def rise_in_words(n_clusters: int, step: float) -> str:
-    """Return what speaks for so many clusters, and what is lacking where that is not clear."""
+def rise_in_words(n_clusters: int, step: float, needed: float) -> str:
+    """Return what speaks for so many clusters, and whether that is enough."""
     rise = (
         f"with more than {n_clusters} clusters the closest two hang together by {step:.2f} more "
         "than with so many or fewer"
     )
-    if step >= MIN_STEP:
-        return rise
+    if step >= needed:
+        return f"{rise}; from {needed:.2f} on that is clear"
     return (
-        f"{rise}, needed is {MIN_STEP:g} at least. The records may have no clusters, or such as "
+        f"{rise}, needed at least {needed:.2f}. The records may have no clusters, or such as "
         f"overlap; {n_clusters} is the best guess"
     )
 
 
-def choice_from(n_clusters: int, step: float, numbers: Any, links: Any, errors: Any) -> ChoiceOfK:
+def choice_from(
+    n_clusters: int, step: float, needed: float, numbers: Any, links: Any, errors: Any
+) -> ChoiceOfK:
     """Return the choice that arrays of a run's state describe; NaN stands for what is not known."""
     points = zip(numbers, links, errors, strict=True)
     curve = tuple(KPoint(int(k), _known(link), _known(error)) for k, link, error in points)
-    return ChoiceOfK(n_clusters, float(step), curve)
+    return ChoiceOfK(n_clusters, float(step), float(needed), curve)
 
 
 def _link_text(point: KPoint) -> str:

@@ -71,7 +71,7 @@ def beside(value: float, low: float | None, high: float | None) -> str:
 
 def _places(reach: float) -> int:
     """Return the places at which a bar has two figures if it starts with 1 or 2, else one."""
-    power = math.floor(math.log10(reach))
+    power = max(math.floor(math.log10(reach)), -300)  # 10 to the power of less is 0
     return (1 if reach / 10.0**power < 3 else 0) - power
 
 

@@ -153,7 +153,9 @@ def reached_verdict(
     if mixture is None:
         word = _worse(expected.word, ROUGH if doubts else USABLE)
         return _doubted(replace(expected, word=word), doubts), model
-    rehearsal = Rehearsal(method, given, facts, plan)
+    # They are looked for, not counted again: how clear their number is has been told.
+    known = tuple(stage.finding(mixture.n_clusters) for stage in plan.stages)
+    rehearsal = Rehearsal(method, given, facts, replace(plan, stages=known))
     if rehearsal.too_large:
         return _doubted(expected, doubts), model
     outcomes = [rehearsal.outcome(mixture, records=i, noise=i) for i in range(AGAIN)]
