@@ -154,6 +154,7 @@ def _choice_object(choice: ChoiceOfK) -> dict[str, Any]:
         "n_clusters": choice.n_clusters,
         "clear": choice.clear,
         "step": choice.step,
+        "needed": choice.needed,
         "curve": [asdict(point) for point in choice.curve],
     }
 
