@@ -110,6 +110,17 @@ def test_few_records_are_clustered_right_if_ranges_are_declared():
     assert [int(n) for n in shown.groups()] == [20 - len(wrong), sum(held), len(held)]
 
 
+def test_the_concepts_example_of_number_shape_and_quality_runs():
+    code = re.search(r"^```python\n(.*?)^```$", CONCEPTS, re.MULTILINE | re.DOTALL)[1]
+    X = np.random.default_rng(0).normal(np.tile(CENTERS, (2000, 1)), scale=4)
+    found = {"X": X, "sites": np.arange(len(X)) % 5}
+    exec(code, found)
+    model = found["model"]
+    assert len(model.cluster_centers_) == model.choose_k_.n_clusters == 3
+    low, high = model.quality_.silhouette.interval
+    assert low < model.quality_.silhouette.value < high
+
+
 def test_few_records_without_ranges_are_refused():
     X, sites, _ = few_records(0)
     with pytest.raises(NotFound, match="feature_ranges"):

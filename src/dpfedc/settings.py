@@ -132,7 +132,15 @@ class Setting:
         limits = dict(self.limits)
         if self.most is not None:
             limits["most"] = getattr(facts, self.most)
-        return self.check(name, value, **limits)
+        try:
+            return self.check(name, value, **limits)
+        except InvalidInput as error:
+            words = [repr(word) for word in self.free if word is not None]
+            if not isinstance(value, str) or not words:
+                raise
+            # A word was meant, so those that are known are told.
+            known = f", or {' or '.join(words)}, got"
+            raise InvalidInput(str(error).replace(", got", known, 1)) from None
 
 
 def whole(default: Any, least: int, limit: int | None = None, **more: Any) -> Setting:

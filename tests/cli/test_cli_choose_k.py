@@ -29,7 +29,7 @@ def test_choose_k_prints_the_curve_the_choice_and_what_is_next(dpfedc, table, tm
     rows = [line.split("│")[1:-1] for line in out.splitlines() if "chosen │" in line]
     assert [row[0].strip() for row in rows] == ["3"]
     text = words_of(out)
-    assert "Number 3 clusters, chosen from 2 to 5. It is clear." in text
+    assert "Number 3 clusters, chosen from 2 to 5. The choice is clear." in text
     assert "nothing need be run again" in text
     assert "`dpfedc fit --clusters 3` would cost its budget once more" in text
     model = ClusterModel.read(folder / "model.npz")
@@ -59,7 +59,7 @@ def test_choose_k_prints_the_curve_the_choice_and_what_is_next(dpfedc, table, tm
 
 def test_fit_takes_shape_and_prototypes(dpfedc, table, tmp_path):
     words = (table, "--clusters", 3, *ROLES, *NOISY, "--output", tmp_path / "r")
-    code, _, err = dpfedc("fit", *words, "--shape", "any", "--prototypes", 7)
+    code, _, err = dpfedc("fit", *words, "--shape", "Any", "--prototypes", 7)
     assert (code, err) == (0, "")
     model = ClusterModel.read(tmp_path / "r" / "model.npz")
     assert (len(model.prototypes), len(model.directions), model.choice) == (7, 3, None)
@@ -81,11 +81,15 @@ def test_plan_rehearses_a_choice(dpfedc):
         (("--clusters", "many"), "must be a whole number >= 1 or auto, got 'many'"),
         (("--clusters", 3, "--k-range", "2,4"), "--k-range needs --clusters auto"),
         (("--clusters", "auto", "--k-range", "2"), "two whole numbers such as 2,20, got '2'"),
-        (("--clusters", "auto", "--k-range", "5,2"), "k_range's high must be"),
-        (("--clusters", "auto", "--k-range", "1,4"), "k_range's low must be"),
+        (("--clusters", "auto", "--k-range", "5,2"), "first number must be the smaller one"),
+        (("--clusters", "Auto", "--k-range", "3,3"), "must be two different numbers, got '3,3'"),
+        (("--clusters", "auto", "--k-range", "1,4"), "must start at 2 or more"),
         (("--clusters", 3, "--shape", "square"), "--shape"),
-        (("--clusters", 3, "--prototypes", 2), "n_prototypes must be"),
-        (("--clusters", "auto", "--variant", "published", "--no-noise"), "variant must be"),
+        (("--clusters", 3, "--prototypes", 3), "--prototypes must be more than --clusters 3"),
+        (("--clusters", 3, "--prototypes", 1), "must be >= 2"),
+        (("--clusters", 3, "--prototypes", 5000), "n_prototypes must be from 2 to 1000"),
+        (("--clusters", "auto", "--variant", "published"), "--clusters auto and --variant"),
+        (("--clusters", 3, "--variant", "published", "--quality"), "--quality and --variant"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(dpfedc, table, tmp_path, words, told):

@@ -74,6 +74,37 @@ def test_a_sampled_stage_has_no_share_and_the_others_are_of_the_whole_budget():
 # --- the words ---------------------------------------------------------------------------------
 
 
+def test_a_range_is_told_whatever_comes_last():
+    for more in ({}, {"quality": True}):
+        _, told = words(TABLE, together(), "auto", k_range=(2, 6), **more)
+        assert told["Plan"].startswith("2 to 6 clusters among 6,000 records")
+        assert "allows no more" not in told["Number of clusters"]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (None, "At most 120, not 500: the number of records allows no more."),
+        (together(), "not 500: noise allows no more."),
+    ],
+)
+def test_a_range_that_is_cut_says_by_what(target, said):
+    _, told = words(TABLE, target, "auto", k_range=(2, 500))
+    assert told["Number of clusters"].endswith(said)
+
+
+def test_where_no_prototypes_can_be_made_clusters_are_said_to_be_round():
+    round_ = ", so clusters are round although any shape was asked for."
+    noisy = together(0.1)
+    _, told = words(TABLE, noisy, 5, shape="any")
+    assert told["Prototypes"] == f"none; noise allows no more than 5{round_}"
+    _, told = words(Federation(4, np.array([100, 100])), None, 5, shape="any")
+    assert told["Prototypes"] == f"none; the number of records allows no more than 5{round_}"
+    _, told = words(TABLE, together(), 5, shape="any", n_prototypes=5)
+    assert told["Prototypes"] == f"none; 5 were asked for, as many as clusters{round_}"
+    assert "Prototypes" not in words(TABLE, noisy, 5)[1]
+
+
 def test_the_words_state_the_numbers_of_the_plan():
     plan, told = words(IMAGES, together(), sites_per_round=30)
     assert list(told)[:5] == ["Plan", "Promise", "Trust", "Assumed", "Rounds"]

@@ -84,6 +84,7 @@ def test_from_nothing_to_labels(dpfedc, federation):
     assert "Sites online: 3 of 3. " in said
     assert "3 of 3 sites answered." in said
     assert "How much epsilon 50, delta 0.0001" in said
+    assert "│ set apart by" in said  # the clusters are told as fit tells them
     assert "Sites that have the model: berlin, geneva, lisbon." in said
     assert f"{run[:12]} │ study │ finished" in dpfedc("server status server")
     assert "finished" in dpfedc("site status berlin")

@@ -7,6 +7,7 @@ from sklearn.metrics import adjusted_rand_score
 from dpfedc import DPFedC
 from dpfedc.errors import InvalidInput
 from dpfedc.model_file import ClusterModel
+from dpfedc.tables.trial_records import TrialRecords
 
 UNITS = np.array([1e-2, 1.0, 1e4, 30.0])
 CENTERS = 8.0 * np.array([[1, 1, 0, 0], [0, 0, 1, 1], [-1, 0, 0, -1]])
@@ -41,9 +42,13 @@ def test_columns_in_all_units_count_alike(epsilon, tmp_path):
 
 def test_one_scale_for_all_is_worse_and_says_so():
     X, y = records(1)
-    with pytest.warns(UserWarning, match=r"takes 100% of the length .*scale='columns'"):
+    told = r"column {} takes 100% of the length .*scale='columns'"
+    with pytest.warns(UserWarning, match=told.format(r"\d \(counted from 0\)")):
         model = fitted(X, epsilon=2.0)
     assert adjusted_rand_score(y, model.labels_) < 0.9
+    names = tuple("abcd")
+    with pytest.warns(UserWarning, match=told.format(f"[{''.join(names)}]")):
+        model.fit_records(TrialRecords(records(4)[0], None, feature_names=names))
 
 
 def test_ranges_and_spread_are_charged_before_the_clustering():

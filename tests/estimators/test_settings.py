@@ -115,6 +115,11 @@ def constrained(estimator, **settings):
     return {n: s for n, s in table.items() if n in parameters(estimator) and s.check in checks}
 
 
+def test_a_misspelt_word_is_told_which_words_are_known():
+    with pytest.raises(InvalidInput, match=r"n_clusters must be .*, or 'auto', got 'atuo'"):
+        table_of(DPFedC)["n_clusters"].checked("n_clusters", "atuo", None)
+
+
 CASES = [(estimator, {}) for estimator in ESTIMATORS] + [(DPFedC, {"variant": "published"})]
 
 

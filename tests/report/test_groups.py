@@ -65,6 +65,7 @@ def test_a_map_of_other_columns_is_seen_from_its_widest_side(m):
     wide = np.ptp([dot.x for dot in drawn.dots])
     assert wide == pytest.approx(352) if m > 1 else wide > 0
     assert ("100 % of their squared distances" in drawn.caption) == (m > 1)
+    assert "far apart" not in drawn.caption  # nothing is hidden
 
 
 def test_prototypes_of_pictures_are_pictures():

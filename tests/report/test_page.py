@@ -10,7 +10,8 @@ from dpfedc.engine.run_record import RoundRecord, RunRecord
 from dpfedc.errors import InvalidInput
 from dpfedc.report.page import report_content, write_report
 from support.pages import Page
-from support.shared_runs import model, picture_model, promised_record
+from support.shared_runs import QUALITY, model, picture_model, promised_record
+from support.summaries import bent_model
 
 EVIL = "<script>alert('x')</script>&\"$x_{$"
 SIZES = np.array([[100, 30], [110, 20], [100, 40]])
@@ -56,6 +57,18 @@ def test_it_opens_with_the_clusters_and_says_privacy_in_short(tmp_path):
     assert page.source.count('<p class="open">') == 1  # one thing stands out, and is not folded
     assert page.source.index('<p class="open">') < details
     assert '<section class="verdict rough"' in page.source
+
+
+@pytest.mark.parametrize("of", [model, bent_model])
+def test_quality_is_on_the_page_where_it_was_released(tmp_path, of):
+    assert "How good the clusters are" not in written(tmp_path, of=of()).text
+    page = written(tmp_path, of=of(quality=QUALITY))
+    unit = "person" if of is model else "record"
+    for words in (
+        *("How good the clusters are", "Silhouette: 0.38 ± 0.03.", f"0 where {unit}s lie midway"),
+        *(f"Cost: 0.63 ± 0.06, the mean squared distance of {unit}s", "0.80 ± 0.06", "4 (0 to 14)"),
+    ):
+        assert words in page.text, words
 
 
 def test_exact_values_stand_in_the_marked_part_only(tmp_path):

@@ -16,7 +16,7 @@ from dpfedc.report.shareable import TRIAL, write_shareable
 from support.command_line import fitted_tables, outcome
 from support.deployment import MemoryTransport, agreed
 from support.pages import Page, chunks
-from support.shared_runs import model, picture_model, promised_record
+from support.shared_runs import QUALITY, model, picture_model, promised_record
 from support.summaries import CENTERS
 
 WORD, NUMBER = "Zaphod7391846205", 7391846205
@@ -93,6 +93,8 @@ def test_it_says_who_how_many_how_sure_and_what_is_promised(tmp_path):
         assert words in page.text, words
     # Nothing is loaded from elsewhere.
     assert not any(word in page.source for word in ("http", "url(", "@import", "<script", "src="))
+    assert "How good the clusters are" not in page.text
+    assert "Silhouette: 0.38 ± 0.03." in shared(tmp_path, model(quality=QUALITY)).text
 
 
 def test_seeded_noise_is_named_first(tmp_path):

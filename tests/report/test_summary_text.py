@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpfedc.report.summary_text import CSV_HEAD, Reading, as_csv, as_json, as_markdown, opening
+from dpfedc.summary.choice_of_k import ChoiceOfK, KPoint
 from dpfedc.summary.cluster_text import brief_rows, detail_rows, heading
 from dpfedc.summary.number_text import with_bars
+from support.shared_runs import QUALITY
 from support.summaries import CENTERS, bent_model, plain_model, table_model
 
 
@@ -112,10 +114,25 @@ def test_markdown_escapes_what_is_not_its_own():
         assert len(re.findall(r"(?<!\\)\|", line)) in (4, 5)
 
 
+def test_quality_is_told_in_markdown():
+    text = as_markdown(Reading.of(table_model().summary(), {}, QUALITY))
+    assert "## How good the clusters are\n\nSilhouette: 0.38 ± 0.03." in text
+    assert "| 0 | 300 ± 10 | 0.80 ± 0.06 | 0.50 ± 0.04 |\n| 1 | 4 (0 to 14) |" in text
+
+
+def test_a_link_of_nothing_has_no_sign():
+    choice = ChoiceOfK(2, 0.05, 0.1, (KPoint(2, -0.004, 0.015), KPoint(3, 0.05, None)))
+    assert [row[1] for row in choice.rows()] == ["0.00 ± 0.03", "0.05"]
+    number, why = choice.paragraphs()
+    assert "The choice is not clear." in number
+    assert "by 0.05 more than with so many or fewer, needed at least 0.10." in why
+    assert why.endswith("2 is the best guess.")
+
+
 def test_a_choice_and_prototypes_are_told_in_every_format():
     reading = Reading(bent_model().summary())
     told = " ".join(opening(reading))
-    assert "Number: 2 clusters, chosen from 2 to 4. It is clear." in told
+    assert "Number: 2 clusters, chosen from 2 to 4. The choice is clear." in told
     assert "Made of: 5 prototypes: 4 in cluster 0, 1 in cluster 1." in told
     found = json.loads(as_json(reading))
     assert (found["choice"]["n_clusters"], found["choice"]["clear"]) == (2, True)

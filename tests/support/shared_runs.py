@@ -8,6 +8,7 @@ from dpfedc.engine.run_record import RoundRecord, RunRecord
 from dpfedc.privacy.accountant import guarantee
 from dpfedc.privacy.noise import SIMULATED
 from dpfedc.privacy.privacy_plan import PlannedRelease, PrivacyPlan
+from dpfedc.summary.cluster_quality import quality_from
 from support.summaries import plain_model, table_model
 
 PLAN = PrivacyPlan(
@@ -55,6 +56,12 @@ def promised_record(stamp=SIMULATED, **results):
         pooled_kmeans={"accuracy": 0.9, "cost": 2.25},
         cluster_sizes=[310, 90],
     )
+
+
+QUALITY = quality_from(
+    np.array([[300.0, 60.0, 150.0], [4.0, 3.0, 2.0]]), np.array([5.0, 2.0, 5.0]), 400, 2.0
+)
+"""Of two clusters, the second of which does not stand out from the noise."""
 
 
 def model(**more):

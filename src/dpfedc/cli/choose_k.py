@@ -30,8 +30,8 @@ def choose_k(ctx: typer.Context, **options: Any) -> None:
 
     fit(ctx, AUTO, **options)
     choice = ClusterModel.read(options["output"] / MODEL_NAME).choice
-    if choice is None:  # --k-range has one number only
-        print_paragraphs(["Choice: none, as --k-range leaves one number only."])
+    if choice is None:  # of two records
+        print_paragraphs(["Choice: none, as only one number of clusters is possible."])
         return
     print_table(choice.HEAD, choice.rows())
     print_paragraphs([*choice.paragraphs(), next_step(choice, options["output"])])

@@ -23,7 +23,7 @@ class Shape(StrEnum):
 
 def cluster_count(text: str | int) -> int | str:
     """Return how many clusters there shall be, or that the run is to choose."""
-    if text == AUTO:
+    if str(text).lower() == AUTO:
         return AUTO
     try:
         return whole_number(text)
@@ -36,7 +36,16 @@ def number_range(text: str | tuple[int, int]) -> tuple[int, int]:
     parts = text.split(",") if isinstance(text, str) else list(map(str, text))
     if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
         raise typer.BadParameter(f"must be two whole numbers such as 2,20, got {text!r}")
-    return int(parts[0]), int(parts[1])
+    low, high = int(parts[0]), int(parts[1])
+    if low < 2:
+        raise typer.BadParameter(f"must start at 2 or more, got {text!r}")
+    if low == high:
+        raise typer.BadParameter(
+            f"must be two different numbers, got {text!r}; for one number take --clusters {low}"
+        )
+    if low > high:
+        raise typer.BadParameter(f"the first number must be the smaller one, got {text!r}")
+    return low, high
 
 
 Clusters = Annotated[
@@ -63,6 +72,7 @@ ClusterShape = Annotated[
     typer.Option(
         "--shape",
         metavar="SHAPE",
+        case_sensitive=False,
         help="round (a record belongs to the nearest centre), any (clusters are groups of smaller "
         "prototypes, and may be bent) or auto (any above 50 columns, mostly).",
         rich_help_panel=METHOD,
@@ -71,7 +81,10 @@ ClusterShape = Annotated[
 Prototypes = Annotated[
     int | None,
     count_option(
-        "How many prototypes are made, to be merged to clusters. More than clusters.",
+        "How many prototypes are made, to be merged to clusters: more than clusters, at most 1000. "
+        "Without --shape, too; with --shape round, records then go to the nearest centre of merged "
+        "prototypes.",
+        least=2,
         show_default="chosen by the planner",
         rich_help_panel=METHOD,
     ),
@@ -87,6 +100,10 @@ def cluster_settings(
     """Return the estimator's settings on number and shape, or say what contradicts what."""
     if k_range is not None and clusters != AUTO:
         raise InvalidInput(f"--k-range needs --clusters auto, got --clusters {clusters}")
+    if prototypes is not None and clusters != AUTO and prototypes <= int(clusters):
+        raise InvalidInput(
+            f"--prototypes must be more than --clusters {clusters}, got {prototypes}"
+        )
     return {
         "n_clusters": clusters,
         "k_range": k_range,

@@ -27,6 +27,7 @@ from dpfedc.privacy.statement import NOT_COVERED, split_subject
 from dpfedc.summary.number_text import shown
 
 if TYPE_CHECKING:
+    from dpfedc.model_file import ClusterModel
     from dpfedc.summary.cluster_quality import ClusterQuality
     from dpfedc.tables.check import Report
 
@@ -157,8 +158,19 @@ def _cell(value: object) -> Text:
     return Text(showable(printable(shown(known))))
 
 
-def print_quality(quality: ClusterQuality | None) -> None:
+def print_clusters(model: ClusterModel) -> None:
+    """Print how many clusters there are and why, each in a row, and how good they are."""
+    from dpfedc.summary.cluster_text import brief_rows
+
+    summary = model.summary()
+    if model.choice is not None:
+        print_paragraphs(model.choice.paragraphs())
+    print_table(*brief_rows(summary), words=True)
+    print_quality(model.quality, summary.unit)
+
+
+def print_quality(quality: ClusterQuality | None, unit: str) -> None:
     """Print how good the clusters are, if that was released."""
     if quality is not None:
-        print_paragraphs(list(quality.sentences()))
+        print_paragraphs(list(quality.sentences(unit)))
         print_table(*quality.rows())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dpfedc.cli.cluster_options import (
+    AUTO,
     Clusters,
     ClusterShape,
     KRange,
@@ -254,8 +256,15 @@ def fit(
         colluding_sites=colluding_sites,
         sampling_probability=sampling_probability,
     )
-    if variant is Variant.PUBLISHED and gradient_bound is None and not no_noise:
-        raise InvalidInput("--variant published needs --gradient-bound or --no-noise, got neither")
+    if variant is Variant.PUBLISHED:
+        asked = {
+            "--quality": quality,
+            "--scale-columns": scale_columns,
+            "--clusters auto": clusters == AUTO,
+            "--shape any": shape is Shape.ANY,
+            "--prototypes": prototypes is not None,
+        }
+        _require_published(asked, has_bound=gradient_bound is not None or no_noise)
     tables = Tables.of(options)
     require_results_folder(output, inputs=tables.paths)
     deal = Deal(sites, split, labels_per_site, alpha, seed or 0)
@@ -283,3 +292,12 @@ def fit(
     )
     print_path("Results", output)
     print_path("Report", page)
+
+
+def _require_published(asked: Mapping[str, bool], *, has_bound: bool) -> None:
+    """Say what the paper's own method does not have, before what it lacks."""
+    for option, is_given in asked.items():
+        if is_given:
+            raise InvalidInput(f"{option} and --variant published exclude each other, got both")
+    if not has_bound:
+        raise InvalidInput("--variant published needs --gradient-bound or --no-noise, got neither")

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpfedc.cli.console import print_paragraphs, print_path, print_sentence, print_table, waiting
+from dpfedc.cli.console import (
+    print_clusters,
+    print_paragraphs,
+    print_path,
+    print_sentence,
+    print_table,
+    waiting,
+)
 from dpfedc.cli.options import number_option
 from dpfedc.errors import DataUnavailable, DPFedCError
 
@@ -198,6 +205,7 @@ def _carried_out(
         have = publish(mailbox, agreement, path)
     write_together(path, model_tables(finished.model))
     page = write_page(path)
+    print_clusters(finished.model)
     print_paragraphs(
         [*verdict_paragraphs(finished.record.results), *privacy_paragraphs(finished.record)]
     )

@@ -68,7 +68,7 @@ def show(
         if choice is not None:
             print_table(choice.HEAD, choice.rows())
         print_table(*cluster_text.brief_rows(reading.summary), words=True)
-        print_quality(reading.quality)
+        print_quality(reading.quality, reading.summary.unit)
         for cluster in reading.summary.clusters:
             rows = cluster_text.detail_rows(cluster)
             if rows:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfedc.cli.console import (
+    print_clusters,
     print_paragraphs,
-    print_quality,
     print_sentence,
     print_table,
     progress_bar,
@@ -98,14 +98,10 @@ def print_outcome(record: RunRecord, model: ClusterModel) -> None:
         recorded_guarantee,
         verdict_paragraphs,
     )
-    from dpfedc.summary.cluster_text import brief_rows
 
     for sentence in summary_sentences(record, model):
         print_sentence(sentence)
-    if model.choice is not None:
-        print_paragraphs(model.choice.paragraphs())
-    print_table(*brief_rows(model.summary()), words=True)
-    print_quality(model.quality)
+    print_clusters(model)
     print_paragraphs(verdict_paragraphs(record.results))
     head, rows = recorded_scores(record)
     print_table(head, rows)

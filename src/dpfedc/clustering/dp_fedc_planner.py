@@ -72,7 +72,7 @@ SETTINGS: Mapping[str, Setting] = {
     "n_clusters": whole(8, 1, MAX_CLUSTERS, free=AUTO),
     "k_range": anything(None),
     "shape": one_of("auto", "auto", "round", "any"),
-    "n_prototypes": whole("auto", 1, MAX_PROTOTYPES, free=AUTO),
+    "n_prototypes": whole("auto", 2, MAX_PROTOTYPES, free=AUTO),
     "n_rounds": whole("auto", 1, MAX_ROUNDS, free=AUTO),
     "sites_per_round": whole(None, 1, free=(None,), most="n_sites"),
     "init": anything(None),
@@ -212,7 +212,7 @@ class DPFedCMethod(Method):
                 stages, shares, facts, target, privacy=privacy, spare_delta=way.spare_delta
             )
             plan = replace(plan, stages=told, privacy=privacy)
-        return replace(plan, explain=partial(_reasons, plan, facts, way))
+        return replace(plan, explain=partial(_reasons, plan, facts, way, choices))
 
     def declared(self, given: Settings, facts: Federation) -> dict[str, Float]:
         """Return place and length of the records, as far as they are declared."""
@@ -249,10 +249,10 @@ class DPFedCMethod(Method):
 DP_FEDC = DPFedCMethod()
 
 
-def _reasons(plan: RunPlan, facts: Federation, way: Way) -> Iterator[str]:
+def _reasons(plan: RunPlan, facts: Federation, way: Way, choices: SimpleNamespace) -> Iterator[str]:
     from dpfedc.clustering.dp_fedc_results import reasons
 
-    return reasons(plan, facts, way.stages)
+    return reasons(plan, facts, way.stages, choices)
 
 
 def _of_the_search(choices: SimpleNamespace, but: Collection[str] = ()) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from dpfedc.clustering.factorization_planner import LOW_DIMENSION, auto_rounds
 from dpfedc.clustering.merged_cells import Cells
 from dpfedc.clustering.method import Settings, measured
 from dpfedc.clustering.neighbors import Neighbors
+from dpfedc.clustering.prototypes_planner import MIN_RECORDS
 from dpfedc.clustering.quality import QUALITY_SHARE, Quality
 from dpfedc.clustering.run_plan import Federation, RunPlan
 from dpfedc.clustering.stage import Stage, State
@@ -110,11 +112,22 @@ def _merged_model(
     )
 
 
-def reasons(plan: RunPlan, facts: Federation, way: Sequence[Stage]) -> Iterator[str]:
-    """Return one sentence on each of the planner's choices: what was chosen, and why."""
+def reasons(
+    plan: RunPlan, facts: Federation, way: Sequence[Stage], asked: SimpleNamespace
+) -> Iterator[str]:
+    """Return one sentence on each of the planner's choices: what was chosen, and why.
+
+    `asked` are the settings, of which noise may not allow all.
+    """
+    most = asked.k_range[1]
     if isinstance(way[-1], Neighbors):
-        yield from _of_prototypes(way[-1])
+        yield from _of_prototypes(way[-1], facts, most)
         way = way[:-1]
+    elif asked.shape == "any":
+        why = f"{_limit(most, facts)} allows no more than {most:,}"
+        if asked.n_prototypes != "auto":
+            why = f"{most:,} were asked for, as many as clusters"
+        yield f"Prototypes: none; {why}, so clusters are round although any shape was asked for."
     search = next((stage for stage in way if isinstance(stage, Factorization)), None)
     if search is None:
         cells = next(stage for stage in way if isinstance(stage, Cells))
@@ -128,7 +141,12 @@ def reasons(plan: RunPlan, facts: Federation, way: Sequence[Stage]) -> Iterator[
         )
 
 
-def _of_prototypes(graph: Neighbors) -> Iterator[str]:
+def _limit(n: int, facts: Federation) -> str:
+    """Return what leaves no room for more than n prototypes."""
+    return "the number of records" if facts.n_records // MIN_RECORDS <= n else "noise"
+
+
+def _of_prototypes(graph: Neighbors, facts: Federation, most: int) -> Iterator[str]:
     low, high, n = graph.least_clusters, graph.most_clusters, graph.n_prototypes
     clusters = f"{high:,} clusters" if low == high else f"{low:,} to {high:,} clusters"
     yield (
@@ -140,9 +158,12 @@ def _of_prototypes(graph: Neighbors) -> Iterator[str]:
         )
     )
     if low < high:
+        cut = ""
+        if high < most:
+            cut = f" At most {high:,}, not {most:,}: {_limit(high, facts)} allows no more."
         yield (
             "Number of clusters: chosen where the links between clusters fall off, from the same "
-            "release; where they do not, the run says so."
+            f"release; where they do not, the run says so.{cut}"
         )
 
 

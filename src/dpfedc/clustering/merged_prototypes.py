@@ -20,7 +20,7 @@ from dpfedc.kernels.merge_tree import (
     merge_tree,
     step_of_one_cloud,
 )
-from dpfedc.summary.choice_of_k import MIN_STEP
+from dpfedc.summary.choice_of_k import MIN_STEP, rise_in_words
 
 Float = npt.NDArray[np.float64]
 Released = Mapping[str, Float]
@@ -127,8 +127,4 @@ def doubtful_choice(state: State) -> tuple[str, ...]:
     height, k, needed = float(state["k_step"]), len(state["sizes"]), float(state["k_needed"])
     if height >= needed:
         return ()
-    return (
-        f"the number of clusters is not clear: between {k} of them and fewer, links fall by "
-        f"{height:.2f}, expected at least {needed:.2f}. The records may have no clusters, "
-        f"or such as overlap; {k} is the best guess",
-    )
+    return (f"the number of clusters is not clear: {rise_in_words(k, height, needed)}",)

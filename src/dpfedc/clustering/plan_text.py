@@ -88,7 +88,9 @@ def _unit(plan: RunPlan) -> str:
 
 def _subject(plan: RunPlan, facts: Federation) -> str:
     unit = _unit(plan)
-    last = plan.stages[-1]
+    # Whatever is measured at the end, the stage that merges says how many there may be.
+    merging = (stage for stage in plan.stages if hasattr(stage, "least_clusters"))
+    last = next(merging, plan.stages[-1])
     most = getattr(last, "n_clusters", 0)
     least = getattr(last, "least_clusters", most)
     clusters = counted(most, "cluster") if least == most else f"{least:,} to {most:,} clusters"

@@ -115,8 +115,8 @@ class Subspace(Stage):
         if len(parts) < MANY_COLUMNS or parts[largest] < ONE_COLUMN or SPREAD[0] in state:
             return ()
         return (
-            f"column {largest} takes {parts[largest]:.0%} of the length of the records, so it "
-            "decides alone which records are alike. If that is a matter of units, scale the "
-            "columns by what is known of them, describe them in a schema, or ask for "
-            "scale='columns' (--scale-columns): both bring columns to like spread",
+            f"column {largest} (counted from 0) takes {parts[largest]:.0%} of the length of the "
+            "records, so it decides alone which records are alike. If that is a matter of units, "
+            "scale the columns by what is known of them, describe them in a schema, or ask for "
+            "scale='columns' (--scale-columns): each of them brings columns to like spread",
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -21,6 +22,9 @@ from dpfedc.engine.run_record import RunRecord
 from dpfedc.model_file import ClusterModel
 from dpfedc.privacy.accountant import guarantee
 from dpfedc.settings import PrivacyGuarantee, plain
+
+_COLUMN = re.compile(r"\bcolumn (\d+) \(counted from 0\)")
+"""How a stage, which knows no names, speaks of a column."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ def concluded(
     about = {"method": method, "version": version("dpfedc")}
     fitted = model({**about, "stamps": list(stamps), "privacy": privacy})
     fitted = _sizes_of_all(fitted, last.state, facts)
-    doubts = [text for stage in plan.stages for text in stage.doubts(last.state)]
+    names = fitted.feature_names
+    doubts = [_naming(text, names) for stage in plan.stages for text in stage.doubts(last.state)]
     if method in proved_methods():
         doubts += method_named(method).doubts(settings, fitted)
     record = RunRecord(
@@ -74,6 +79,13 @@ def concluded(
         },
     )
     return Conclusion(fitted, record, promise, tuple(doubts))
+
+
+def _naming(doubt: str, names: Sequence[str] | None) -> str:
+    """Return a doubt with the name of the column that it is about, where names are known."""
+    if names is None:
+        return doubt
+    return _COLUMN.sub(lambda found: f"column {names[int(found[1])]}", doubt)
 
 
 def _sizes_of_all(model: ClusterModel, state: State, facts: Federation) -> ClusterModel:

@@ -338,6 +338,8 @@ class FederatedClusterer(
 
     def _feature_names(self) -> tuple[str, ...] | None:
         names = getattr(self, "feature_names_in_", None)
+        if names is None:  # those of a file are known during the fit
+            names = getattr(getattr(self, "_records", None), "feature_names", None)
         return None if names is None else tuple(map(str, names))
 
     def _truth(self, y: Any, sites: Sites) -> npt.NDArray[Any] | None:

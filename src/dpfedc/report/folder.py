@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from dpfedc.engine.run_record import RunRecord
@@ -111,7 +110,7 @@ def read_clusters(path: Path) -> Reading:
     if file.name == MODEL_NAME and record.exists():
         results = dict(RunRecord.read(record).results)
     model = ClusterModel.read(file)
-    return replace(Reading.of(model.summary(), results), quality=model.quality)
+    return Reading.of(model.summary(), results, model.quality)
 
 
 def name_cluster(path: Path, cluster: int, name: str) -> Path:

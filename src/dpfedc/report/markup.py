@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dpfedc.report import palette
 from dpfedc.report.figures import PIXELS_PER_POINT
-from dpfedc.report.summary_text import as_sentence
+from dpfedc.report.summary_text import QUALITY_TITLE, as_sentence
 from dpfedc.summary.number_text import shown
 
 Cell = str | float | None
@@ -65,7 +65,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     found.filters |= {"shown": shown, "sentence": as_sentence}
-    found.globals |= {"light": palette.LIGHT, "dark": palette.DARK}
+    found.globals |= {"light": palette.LIGHT, "dark": palette.DARK, "quality_title": QUALITY_TITLE}
     return found
 
 

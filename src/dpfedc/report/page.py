@@ -70,7 +70,7 @@ def report_content(
 ) -> ReportContent:
     """Return the content of the page about a run; `sizes` is (sites x clusters) where known."""
     results, stages = record.results, stage_rows(record)
-    reading = Reading.of(model.summary(), results)
+    reading = Reading.of(model.summary(), results, model.quality)
     moved = [(t, r.moved) for t, r in enumerate(record.rounds, start=1) if r.moved is not None]
     return ReportContent(
         title=results.get("title") or f"Clusters by {record.method}",

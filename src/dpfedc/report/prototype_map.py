@@ -20,6 +20,9 @@ WIDTH, HEIGHT, EDGE = 400.0, 250.0, 24.0
 _MANY_DOTS, _MANY_NAMES = 80, 40
 """From so many dots on they are small; so many clusters have their numbers beside them."""
 
+_NEARLY_ALL = 0.95
+"""Of squared distances: where a map shows so much, what looks close is close."""
+
 Link = tuple[float, float, float, float, str]
 
 
@@ -90,9 +93,10 @@ def _flat(model: ClusterModel) -> tuple[Float, str, str, str]:
     # The sign of a direction is arbitrary: its largest part points right or up.
     axes *= np.sign(np.take_along_axis(axes, np.abs(axes).argmax(axis=1)[:, None], axis=1))
     held = float((sizes[:2] ** 2).sum() / max((sizes**2).sum(), np.finfo(float).tiny))
+    lost = ": dots that look close may be far apart" if held < _NEARLY_ALL else ""
     how = (
         "They are seen from the side on which they differ most, which shows "
-        f"{percent(held)} of their squared distances: dots that look close may be far apart."
+        f"{percent(held)} of their squared distances{lost}."
     )
     flat = away @ axes[:2].T
     return np.hstack([flat, np.zeros((len(flat), 2 - flat.shape[1]))]), "", "", how

@@ -65,7 +65,7 @@ def shareable_content(model: ClusterModel, record: RunRecord) -> ShareableConten
         raise InvalidInput(
             "the model must be that of the private run beside it, got one with exact values"
         )
-    reading = Reading.of(summary, record.results)
+    reading = Reading.of(summary, record.results, model.quality)
     n_clusters = len(model.directions)
     shape = record.results.get("image_shape")
     return ShareableContent(

@@ -28,6 +28,7 @@ MEANINGS = {
     "useless": "Noise hides the groups: a run without noise would find others.",
 }
 """What the word of a verdict means to a reader."""
+QUALITY_TITLE = "How good the clusters are"
 CSV_HEAD = (
     *("cluster", "name", "size", "size_low", "size_high", "size_certainty"),
     *("column", "value", "mean", "low", "high", "overall", "certainty"),
@@ -47,12 +48,17 @@ class Reading:
     quality: ClusterQuality | None = None
 
     @classmethod
-    def of(cls, summary: ClusterSummary, results: Mapping[str, Any]) -> Reading:
+    def of(
+        cls,
+        summary: ClusterSummary,
+        results: Mapping[str, Any],
+        quality: ClusterQuality | None = None,
+    ) -> Reading:
         """Return the reading of a run with these results, of which nothing else is taken."""
         verdict = results.get("verdict")
         if verdict is not None:
             verdict = {"word": verdict["word"], "sentences": list(verdict["sentences"])}
-        return cls(summary, verdict, tuple(results.get("doubts") or ()))
+        return cls(summary, verdict, tuple(results.get("doubts") or ()), quality)
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -99,6 +105,10 @@ def as_markdown(reading: Reading) -> str:
     if choice is not None:
         lines += [*_markdown_table(choice.HEAD, choice.rows()), ""]
     lines += _markdown_table(*brief_rows(reading.summary))
+    if reading.quality is not None:
+        sentences = reading.quality.sentences(reading.summary.unit)
+        lines += [f"\n## {QUALITY_TITLE}\n", *(f"{_escaped(text)}\n" for text in sentences)]
+        lines += _markdown_table(*reading.quality.rows())
     for cluster in reading.summary.clusters:
         lines.append(f"\n## {_escaped(heading(cluster))}\n")
         rows = detail_rows(cluster)
@@ -144,6 +154,7 @@ def _choice_object(choice: ChoiceOfK) -> dict[str, Any]:
         "n_clusters": choice.n_clusters,
         "clear": choice.clear,
         "step": choice.step,
+        "needed": choice.needed,
         "curve": [asdict(point) for point in choice.curve],
     }
 

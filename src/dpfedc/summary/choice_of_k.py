@@ -96,21 +96,26 @@ class ChoiceOfK:
         word = "clear" if self.clear else "not clear"
         end = ""
         if self.n_clusters == high:
-            end = " It is the largest that was allowed, so there may be more."
+            end = " It is the largest number that was allowed, so there may be more."
         yield (
-            f"Number: {self.n_clusters} clusters, chosen from {low} to {high}. It is {word}.{end}"
+            f"Number: {self.n_clusters} clusters, chosen from {low} to {high}. The choice is "
+            f"{word}.{end}"
         )
-        rise = (
-            f"with more than {self.n_clusters} clusters the closest two hang together by "
-            f"{self.step:.2f} more than with so many or fewer"
-        )
-        if self.clear:
-            yield f"Why: {rise}; from {self.needed:.2f} on that is clear."
-        else:
-            yield (
-                f"Why: {rise}, needed at least {self.needed:.2f}. The records may have no "
-                f"clusters, or such as overlap; {self.n_clusters} is the best guess."
-            )
+        yield f"Why: {rise_in_words(self.n_clusters, self.step, self.needed)}."
+
+
+def rise_in_words(n_clusters: int, step: float, needed: float) -> str:
+    """Return what speaks for so many clusters, and whether that is enough."""
+    rise = (
+        f"with more than {n_clusters} clusters the closest two hang together by {step:.2f} more "
+        "than with so many or fewer"
+    )
+    if step >= needed:
+        return f"{rise}; from {needed:.2f} on that is clear"
+    return (
+        f"{rise}, needed at least {needed:.2f}. The records may have no clusters, or such as "
+        f"overlap; {n_clusters} is the best guess"
+    )
 
 
 def choice_from(
@@ -127,7 +132,7 @@ def _link_text(point: KPoint) -> str:
     if point.link is None:
         return "not so many to make"
     error = f" ± {CERTAIN * point.error:.2f}" if point.error else ""
-    return f"{point.link:.2f}{error}"
+    return f"{round(point.link, 2) + 0.0:.2f}{error}"  # + 0.0: no "-0.00"
 
 
 def _known(value: Any) -> float | None:

@@ -92,15 +92,15 @@ class ClusterQuality:
             tuple(_one(*one) for one in clusters),
         )
 
-    def sentences(self) -> Iterator[str]:
-        """Yield what people should know of all clusters together."""
+    def sentences(self, unit: str = "record") -> Iterator[str]:
+        """Yield what people should know of all clusters together; `unit` is what lies in them."""
         yield (
             f"Silhouette: {self.silhouette.within(-1.0, 1.0)}. It is 1 where clusters are far "
-            "apart, 0 where records lie midway between two."
+            f"apart, 0 where {unit}s lie midway between two."
         )
         yield (
-            f"Cost: {self.cost.within(0.0, math.inf)}, the mean squared distance of a record to "
-            "what it was assigned by."
+            f"Cost: {self.cost.within(0.0, math.inf)}, the mean squared distance of {unit}s to "
+            "what they were assigned by."
         )
 
     def rows(self) -> tuple[tuple[str, ...], list[list[str]]]:
