@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dpfedc import __version__
+from dpfedc.cli.console import print_sizes
 from dpfedc.cli.options import NamedData, Trust
 from dpfedc.engine.run_record import RunRecord
 from dpfedc.kernels.metrics import scores
@@ -108,7 +109,7 @@ def test_demo_writes_all_its_files(demo):
     for stage in record.results["privacy_plan"]["releases"]:
         assert f"{stage['stage']}: " in (folder / "report.html").read_text()
     page = (folder / "report.html").read_text()
-    assert page.count("data:image/png") == 11  # ten centres, and the sizes at each site
+    assert page.count("data:image/png") == 11 + len(model.prototypes)  # with the sizes at each site
     words = re.sub("<[^>]*>", "", page)
     for subject in ("Protected", "From whom", "How much", "Assumed", "Not protected", "Note"):
         assert f"<strong>{subject}:</strong>" in page
@@ -144,7 +145,7 @@ def test_fit_writes_labels_in_input_order(dpfedc, table, tmp_path):
     for group, cluster in found.items():
         distance = np.abs(np.array(centers[int(cluster)][2:], float) - CENTERS["abc".index(group)])
         assert distance.max() < 3
-    assert "│ accuracy     │    1.000 │" in out
+    assert "│ accuracy          │    1.000 │" in out
     assert "60 records at 2 sites were put into 3 clusters by 2 columns." in " ".join(out.split())
 
 
@@ -206,11 +207,18 @@ def test_evaluate_gives_json_with_exact_scores(dpfedc, fitted):
     assert {k: json.loads(text)[k] for k in expected} == expected
 
 
+def test_sizes_are_those_of_persons_where_persons_are_counted(capsys):
+    print_sizes([{"cluster": 0, "records": 3, "sites": 1}], "person")
+    out = capsys.readouterr().out
+    assert "persons" in out
+    assert "records" not in out
+
+
 def test_evaluate_without_labels_prints_cost_and_sizes_only(dpfedc, fitted):
     table, folder, _ = fitted
     code, text, _ = dpfedc("evaluate", folder / "model.npz", table)
     assert code == 0
-    assert "k-means cost" in text
+    assert "cost to the means" in text
     assert "accuracy" not in text
     assert "│ 2       │      20 │     1 │" in text
 

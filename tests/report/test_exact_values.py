@@ -12,7 +12,7 @@ from support.shared_runs import promised_record
 def test_everything_is_told_in_the_unit_of_the_run():
     exact = exact_values(promised_record(), [[1, 2], [3, 4]], ["a", "b"])
     assert exact.scores.head == ("score", "this run", "pooled k-means")
-    assert list(exact.scores.rows) == [("accuracy", 0.875, 0.9), ("k-means cost", 2.5, 2.25)]
+    assert list(exact.scores.rows) == [("accuracy", 0.875, 0.9), ("cost to the means", 2.5, 2.25)]
     assert "distance of a person to the mean" in exact.scores.caption
     assert "1 is perfect" in exact.scores.caption
     assert exact.sizes.head == ("cluster", "persons")

@@ -102,9 +102,10 @@ def print_reports(reports: Sequence[Report], *, quiet: bool = False) -> None:
         print_table(("table", "column", "found", ""), rows, words=True)
 
 
-def print_sizes(rows: Sequence[Mapping[str, object]]) -> None:
-    """Print a table with a row per cluster."""
-    print_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+def print_sizes(rows: Sequence[Mapping[str, object]], unit: str) -> None:
+    """Print a table with a row per cluster; `unit` is what lies in them."""
+    head = tuple(f"{unit}s" if name == "records" else name for name in rows[0])
+    print_table(head, [tuple(row.values()) for row in rows])
 
 
 def print_sentence(text: str, *, style: str = "") -> None:

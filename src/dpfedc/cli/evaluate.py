@@ -33,8 +33,8 @@ def evaluate(
 ) -> None:
     """Score a model on records.
 
-    Shows the k-means cost and the sizes of the clusters and, where the true groups are known
-    (--label-column), accuracy, NMI and ARI. Nothing is written.
+    Shows costs (mean squared distances) and the sizes of the clusters and, where the true groups
+    are known (--label-column), accuracy, NMI and ARI. Nothing is written.
     """
     options = locals()
     from dpfedc.model_file import ClusterModel
@@ -51,4 +51,4 @@ def evaluate(
         print(json.dumps({"n_records": len(labels.clusters), **found, "clusters": sizes}))
         return
     print_table(("score", "value"), [row[:2] for row in score_rows(found)])
-    print_sizes(sizes)
+    print_sizes(sizes, records.unit)

@@ -56,5 +56,5 @@ def predict(
     records = for_model(tables, fitted)
     labels = Labels.of(records, fitted)
     labels.write(output)
-    print_sizes(labels.sizes(fitted))
+    print_sizes(labels.sizes(fitted), records.unit)
     print_path("Labels", output)

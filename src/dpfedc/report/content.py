@@ -22,7 +22,7 @@ SCORE_NAMES = {
     "accuracy": "accuracy",
     "nmi": "NMI",
     "ari": "ARI",
-    "cost": "k-means cost",
+    "cost": "cost to the means",
     "cost_to_centres": "cost to the model's centres",
 }
 """The keys of scores in the order of every table, and what they are called there."""

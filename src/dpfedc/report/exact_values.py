@@ -18,8 +18,8 @@ from dpfedc.report.promise import unit_of
 from dpfedc.summary.number_text import shown
 
 _COST_EXPLAINED = (
-    "The k-means cost is the mean squared distance of a {unit} to the mean of its cluster: lower "
-    "is better, and it says something only beside that of another run on the same {unit}s."
+    "The cost to the means is the mean squared distance of a {unit} to the mean of its cluster: "
+    "lower is better, and it says something only beside that of another run on the same {unit}s."
 )
 _LABELS_EXPLAINED = (
     "Accuracy, NMI and ARI compare the clusters with the known labels: higher is better, "
