@@ -16,7 +16,13 @@ from typing import Any
 
 from dpfedc.deployment.mailbox.frames import PIECE
 from dpfedc.deployment.mailbox.mailbox import PROTOCOL, ConnectionLost, Delivery
-from dpfedc.deployment.mailbox.nats_config import PING_SUBJECT, RELOAD_SUBJECT, Nodes, site_subject
+from dpfedc.deployment.mailbox.nats_config import (
+    PING_SUBJECT,
+    RELOAD_SUBJECT,
+    Nodes,
+    one_at_a_time,
+    site_subject,
+)
 from dpfedc.deployment.mailbox.nats_wire import Line, number, packed, unpacked
 from dpfedc.deployment.mailbox.operator_side import OperatorSide
 from dpfedc.deployment.mailbox.post_office import digest_of
@@ -302,6 +308,8 @@ def _whole_piece(body: bytes, at: int, length: int) -> bytes:
 
 def taken_up(folder: ServerFolder, *, renewed: bool = False) -> dict[str, str]:
     """Write the nodes' files anew and have them read; return which have not, and why."""
-    Nodes.of(folder).write(renewed=renewed)
-    with closing(NatsMailbox(folder)) as mailbox:
-        return mailbox.reload()
+    with one_at_a_time(folder):
+        now = ServerFolder.open(folder.path)  # others may have chosen other nodes
+        Nodes.of(now).write(renewed=renewed)
+        with closing(NatsMailbox(now)) as mailbox:
+            return mailbox.reload()
