@@ -21,8 +21,10 @@ from nats.errors import Error
 from dpfedc.deployment.certificates import write_site_key
 from dpfedc.deployment.control import answered
 from dpfedc.deployment.keys import SITE_KEY, SITE_PUB, Identity, verifying_key
-from dpfedc.deployment.mailbox import nats_config, nats_site
+from dpfedc.deployment.mailbox import nats_config, nats_operator, nats_site
+from dpfedc.deployment.mailbox.frames import PIECE
 from dpfedc.deployment.mailbox.letters import letter
+from dpfedc.deployment.mailbox.mailbox import MAX_LETTER
 from dpfedc.deployment.mailbox.nats_config import MAX_CONNECTIONS, MAX_SUBSCRIPTIONS, site_subject
 from dpfedc.deployment.mailbox.nats_operator import NatsMailbox, taken_up
 from dpfedc.deployment.mailbox.nats_wire import MAX_PAYLOAD, REQUEST, packed, unpacked, user_key
@@ -323,6 +325,74 @@ def test_an_answer_that_is_none_costs_only_the_one_who_gives_it(world, lie):
     attacking.result()
     assert got.pop("geneva") == b"y"
     assert not any(isinstance(value, bytes) for value in got.values())
+
+
+def asked_of_liar(world, lie, request, deadline_s):
+    """Return the heads of all questions that a site gets that answers with `lie`, at once."""
+    heads, there, done = [], threading.Event(), threading.Event()
+
+    async def lying(me):
+        async def heard(message):
+            head = unpacked(message.data)[0]
+            heads.append(head)
+            if head["is"] not in ("here", "got"):
+                await me.client.publish(message.reply, lie(head))
+
+        await me.client.subscribe(REQUEST, cb=heard)
+        await me.client.flush()
+        there.set()
+        await asyncio.to_thread(done.wait, PATIENCE)
+
+    attacking = InBackground(attack, world, lying)
+    assert there.wait(PATIENCE)
+    got = world.operator(most_answer=MAX_LETTER).exchange(
+        {"berlin": request, "geneva": b"y"}, deadline_s
+    )
+    done.set()
+    attacking.result()
+    assert got == {"geneva": b"y"}
+    return [head for head in heads if head["is"] not in ("here", "got")]
+
+
+def test_a_site_that_says_at_once_that_it_works_is_not_asked_more_often(world):
+    n_waits = 5
+    deadline_s = n_waits * nats_operator.WAIT_S
+    asked = asked_of_liar(world, lambda _: packed({"is": "held"}), b"x", deadline_s)
+    assert 1 <= len(asked) <= n_waits + 1
+
+
+def at_byte(head):
+    return head.get("at", 0)
+
+
+N_RESTARTS = 3
+PACES = {
+    # What it says, and how many questions it gets before it is given up.
+    "the same again": (lambda _: packed({"is": "wanted", "at": 0}), 1 + 4 * (N_RESTARTS + 1)),
+    "one byte more": (lambda head: packed({"is": "wanted", "at": at_byte(head) + 1}), 1),
+    "an answer of nothing": (lambda _: packed({"is": "answer", "length": MAX_LETTER}), 1),
+    "an answer of too much": (
+        lambda head: packed({"is": "answer", "length": 2**23}, bytes(PIECE + (at_byte(head) > 0))),
+        5,
+    ),
+    "an answer that breaks off": (
+        lambda head: packed({"is": "answer", "length": 2**23 + at_byte(head)}, bytes(PIECE)),
+        5 * (N_RESTARTS + 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_a_site_that_never_gets_on_is_given_up(world, monkeypatch, pace):
+    """Else it would be sent, or asked for, as much as the line carries, until the deadline."""
+    monkeypatch.setattr(nats_operator, "MAX_RESTARTS", N_RESTARTS)
+    monkeypatch.setattr(nats_operator, "SLACK_S", PATIENCE)  # nothing is asked twice in haste
+    log = world.folder.path / "refused.log"
+    log.unlink(missing_ok=True)
+    lie, n_questions = PACES[pace]
+    asked = asked_of_liar(world, lie, bytes(2**20), PATIENCE)
+    assert len(asked) == n_questions
+    assert json.loads(log.read_text())["caller"] == "berlin"
 
 
 def test_messages_beyond_the_limit_cut_only_the_one_who_sends_them(world):

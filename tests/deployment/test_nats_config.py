@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import time
 from contextlib import closing
 
 import numpy as np
@@ -11,13 +12,14 @@ import pytest
 from dpfedc.deployment.certificates import days_left, write_site_key
 from dpfedc.deployment.keys import read_certificate
 from dpfedc.deployment.mailbox import nats_wire
-from dpfedc.deployment.mailbox.nats_config import Node, Nodes, site_subject
-from dpfedc.deployment.mailbox.nats_operator import NatsMailbox
+from dpfedc.deployment.mailbox.nats_config import Node, Nodes, one_at_a_time, site_subject
+from dpfedc.deployment.mailbox.nats_operator import NatsMailbox, taken_up
 from dpfedc.deployment.mailbox.operator_side import mailbox_of
 from dpfedc.deployment.server_folder import ServerFolder
 from dpfedc.deployment.site_folder import SiteFolder
 from dpfedc.errors import InvalidInput, MissingExtra
 from support.command_line import outcome
+from support.mailboxes import InBackground
 from support.ports import reserved_port
 
 THREE = ["hub1.example.org:4222", "hub2.example.org:4222", "[::1]:4222"]
@@ -135,13 +137,86 @@ def test_certificates_of_nodes_stay_until_they_are_renewed(server):
         (["hub:4222", "hub:4222"], "each of them once"),
         (["hub:0"], "HOST:PORT"),
         (["a:64000", "b:64000"], "at most 63535"),
-        (["a b:4222"], "HOST:PORT"),
+        (["a b:4222"], "--node must be HOST:PORT"),
+        (["hub:4222", "HUB:4222"], "each of them once"),
+        (["hub:4222", "Hub:6222"], "both take 6222"),
+        (["hub:6222", "hub:4222"], "both take 6222"),
     ],
 )
 def test_nodes_that_cannot_be_are_refused_and_nothing_is_written(server, addresses, reason):
     with pytest.raises(InvalidInput, match=reason):
         Nodes.chosen(server, addresses, listen="0.0.0.0", monitoring=False)
     assert ServerFolder.open(server.path).nats == {}
+
+
+@pytest.mark.parametrize(
+    ("addresses", "reason"),
+    [
+        (["hub:63000"], "at most 61535"),
+        (["hub:4222", "hub:8222"], "both take 8222"),
+        (["hub:4222", "hub:6223", "hub:4223"], "both take 6223"),
+    ],
+)
+def test_ports_for_monitoring_count_too(server, addresses, reason):
+    with pytest.raises(InvalidInput, match=reason):
+        Nodes.chosen(server, addresses, listen="0.0.0.0", monitoring=True)
+    assert ServerFolder.open(server.path).nats == {}
+
+
+def test_what_collides_on_one_host_is_good_on_two(server):
+    written(server, ["hub1:4222", "hub2:6222"], monitoring=True)
+    written(server, ["hub1:63000"])
+    written(server, ["hub1:4222", "hub1:8222"])
+
+
+def test_commands_that_come_at_once_write_one_after_the_other(server, tmp_path):
+    """Each writes the files of all, from what is enrolled when its turn comes."""
+    nodes, _ = written(server, ["localhost:1", "localhost:2"])  # where nobody listens
+    names = [f"site{i}" for i in range(6)]
+    for name in names:
+        (tmp_path / name).mkdir()
+        write_site_key(tmp_path / name, name)
+
+    def enrol(name):
+        server.enrol((tmp_path / name / "site.pub").read_text())
+        taken_up(nodes.folder)
+
+    for each in [InBackground(enrol, name) for name in names]:
+        each.result()
+    for node in nodes.nodes:
+        accounts = json.loads((nodes.place(node) / "nats.conf").read_text())["accounts"]
+        assert {f"SITE-{name}" for name in names} <= {*accounts}
+
+
+def test_while_another_command_writes_the_files_nobody_else_does(server):
+    nodes, _ = written(server, ["localhost:1"])
+    place = nodes.place(nodes.nodes[0])
+    before = (place / "nats.conf").read_bytes()
+    server.remove("st")
+    with one_at_a_time(server):
+        writing = InBackground(taken_up, nodes.folder)
+        time.sleep(0.1)
+        assert not writing.done
+        assert (place / "nats.conf").read_bytes() == before
+    writing.result()
+    assert (place / "nats.conf").read_bytes() != before
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", None])
+@pytest.mark.parametrize("file", ["node.crt", "node.key"])
+def test_a_broken_certificate_of_a_node_is_named_and_can_be_renewed(server, file, content):
+    nodes, before = written(server, ["localhost:4222", "localhost:4223"])
+    broken = nodes.place(nodes.nodes[1]) / file
+    if content is None:  # that of the other node
+        content = (nodes.place(nodes.nodes[0]) / file).read_bytes()
+    broken.write_bytes(content)
+    server.remove("st")
+    with pytest.raises(InvalidInput, match=f"localhost-4223 .*dpfedc server renew {server.path}"):
+        nodes.write()
+    nodes.write(renewed=True)
+    for node, old in zip(nodes.nodes, before, strict=True):
+        accounts = json.loads((nodes.place(node) / "nats.conf").read_text())["accounts"]
+        assert {*old["accounts"]} - {*accounts} == {"SITE-st"}
 
 
 def test_a_folder_that_says_too_little_is_refused(server):
@@ -166,7 +241,7 @@ def test_the_commands_say_what_to_do(server, tmp_path, capsys):
     assert (code, "must be a --node" in words) == (2, True)
     code, words = said("nats-config", server.path, "--node", f"127.0.0.1:{port}")
     assert code == 0
-    assert "No node can be reached: they go by it once they are started" in words
+    assert "No node can be reached: a node goes by it once it is started" in words
     assert f"--server nats://127.0.0.1:{port}" in words
     code, words = said("start", server.path)
     assert (code, "nats-server -c nats.conf" in words) == (2, True)

@@ -72,8 +72,12 @@ def take_up(folder: ServerFolder, *, renewed: bool = False) -> None:
 
     wrong = taken_up(folder, renewed=renewed)
     if wrong and set(wrong.values()) == {NOT_THERE}:
-        which = "No node" if len(wrong) == len(folder.nats["nodes"]) else f"Not {', '.join(wrong)}"
-        print_sentence(f"{which} can be reached: they go by it once they are started.")
+        which = (
+            "No node can"
+            if len(wrong) == len(folder.nats["nodes"])
+            else f"{', '.join(wrong)} cannot"
+        )
+        print_sentence(f"{which} be reached: a node goes by it once it is started.")
         return
     for name, why in sorted(wrong.items()):
         print_sentence(f"{name} does not go by it yet: {why}.", style="red")

@@ -47,11 +47,11 @@ def require_name(name: str) -> str:
     return name
 
 
-def require_address(address: str) -> str:
+def require_address(address: str, option: str = "--server") -> str:
     """Return HOST:PORT without the brackets that only IPv6 needs; refuse anything else."""
     match = _ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match["port"]) < 2**16:
-        raise InvalidInput(f"--server must be HOST:PORT, got {address!r}")
+        raise InvalidInput(f"{option} must be HOST:PORT, got {address!r}")
     return match["host"].strip("[]")
 
 

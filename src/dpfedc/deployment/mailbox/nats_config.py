@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import ssl
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from dpfedc.deployment.mailbox.nats_wire import MAX_PAYLOAD, REQUEST, user_key
 from dpfedc.deployment.server_folder import ServerFolder, with_loopback
 from dpfedc.deployment.site_folder import require_address
 from dpfedc.errors import InvalidInput
-from dpfedc.whole_files import write_together
+from dpfedc.whole_files import locked, write_together
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -44,6 +46,11 @@ def site_subject(site: str) -> str:
     return f"site.{site.replace('.', ':')}"
 
 
+def one_at_a_time(folder: ServerFolder) -> AbstractContextManager[None]:
+    """Keep other commands from writing the nodes' files, and having them read, meanwhile."""
+    return locked(folder.path / "nats.lock")
+
+
 def _account(site: str) -> str:
     return f"SITE-{site}"
 
@@ -58,7 +65,7 @@ class Node:
     @classmethod
     def at(cls, address: str) -> Node:
         """Return the node at HOST:PORT."""
-        host = require_address(address)
+        host = require_address(address, "--node")
         return cls(host, int(address.rpartition(":")[2]))
 
     @property
@@ -108,12 +115,38 @@ class Nodes:
                 f"nats in {folder.path / 'server.toml'} must have nodes, listen and monitoring: "
                 "dpfedc server nats-config writes them"
             ) from error
-        names = {node.name for node in nodes}
-        if not nodes or len(names) < len(nodes):
-            raise InvalidInput(f"there must be nodes, each of them once, got {list(nodes)}")
-        if len(nodes) > 1 and any(node.cluster_port > 65535 for node in nodes):
-            raise InvalidInput("the port of a node in a cluster must be at most 63535")
+        made._require_ports()
         return made
+
+    def _require_ports(self) -> None:
+        """Refuse nodes that could not be started, or not beside each other."""
+        addresses = [node.address.lower() for node in self.nodes]
+        if not addresses or len({*addresses}) < len(addresses):
+            raise InvalidInput(f"there must be nodes, each of them once, got {addresses}")
+        takers: dict[tuple[str, int], Node] = {}
+        for node in self.nodes:
+            for port, what in self._ports(node).items():
+                if port > 65535:
+                    raise InvalidInput(
+                        f"the port of a node must be at most {65535 - (port - node.port)}, since "
+                        f"{what} is {port - node.port} higher, got {node.address}"
+                    )
+                other = takers.setdefault((node.host.lower(), port), node)
+                if other != node:
+                    raise InvalidInput(
+                        f"nodes on one host must not share ports, got {other.address} and "
+                        f"{node.address}, which both take {port} (in a cluster a node also takes "
+                        "the port that is 2000 higher, with monitoring the one that is 4000 higher)"
+                    )
+
+    def _ports(self, node: Node) -> dict[int, str]:
+        """Return all ports that a node takes, and what each is for."""
+        ports = {node.port: "its own"}
+        if len(self.nodes) > 1:
+            ports[node.cluster_port] = "the one for other nodes"
+        if self.monitoring:
+            ports[node.monitoring_port] = "the one for monitoring"
+        return ports
 
     @classmethod
     def chosen(
@@ -122,7 +155,8 @@ class Nodes:
         """Have these nodes carry the federation from now on."""
         settings = {"nodes": [*addresses], "listen": listen, "monitoring": monitoring}
         cls.of(replace(folder, nats=settings))  # or nothing is written
-        return cls.of(folder.over_nats(settings))
+        with one_at_a_time(folder):
+            return cls.of(folder.over_nats(settings))
 
     def place(self, node: Node) -> Path:
         """Return the folder of a node, which is to be copied to its machine as it is."""
@@ -158,6 +192,7 @@ class Nodes:
         if renewed or not (place / _KEY).exists():
             certificate, key = node_certificate(folder.path, with_loopback([node.host]))
         else:
+            _require_pair(place, folder.path)
             certificate, key = ((place / file).read_bytes() for file in (_CERTIFICATE, _KEY))
         authority = folder.authority.read_bytes()
         files = {
@@ -267,6 +302,18 @@ class Nodes:
 
 def _user(certificate: Certificate) -> str:
     return user_key(verifying_key(certificate).public_bytes_raw())
+
+
+def _require_pair(place: Path, folder: Path) -> None:
+    """Refuse a node's certificate and key that no server could use, and say how to get others."""
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(place / _CERTIFICATE, place / _KEY)
+    except OSError as error:  # also what ssl finds fault with
+        raise InvalidInput(
+            f"{_CERTIFICATE} and {_KEY} in {place} must be a certificate and its key, so the files "
+            f"of all nodes stay as they were: dpfedc server renew {folder} makes new ones ({error})"
+        ) from error
 
 
 def _require_good(place: Path, files: Mapping[str, bytes]) -> None:

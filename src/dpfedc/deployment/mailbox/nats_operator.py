@@ -16,7 +16,13 @@ from typing import Any
 
 from dpfedc.deployment.mailbox.frames import PIECE
 from dpfedc.deployment.mailbox.mailbox import PROTOCOL, ConnectionLost, Delivery
-from dpfedc.deployment.mailbox.nats_config import PING_SUBJECT, RELOAD_SUBJECT, Nodes, site_subject
+from dpfedc.deployment.mailbox.nats_config import (
+    PING_SUBJECT,
+    RELOAD_SUBJECT,
+    Nodes,
+    one_at_a_time,
+    site_subject,
+)
 from dpfedc.deployment.mailbox.nats_wire import Line, number, packed, unpacked
 from dpfedc.deployment.mailbox.operator_side import OperatorSide
 from dpfedc.deployment.mailbox.post_office import digest_of
@@ -38,6 +44,12 @@ HERE_S, RELOAD_S = 3.0, 30.0
 NOT_THERE = "it cannot be reached"
 WINDOW = 4
 """Pieces of one letter or answer that are on their way at a time."""
+MAX_RESTARTS = 20
+"""How often a site may want the same part of a letter again, or break off its answer."""
+
+
+class _NotAsAgreed(Exception):
+    """A site answers as no site of ours does, and is asked no more about this letter."""
 
 
 def _is_status(said: Any) -> bool:
@@ -166,6 +178,11 @@ class NatsMailbox(OperatorSide):
         seconds = time.monotonic() - letter.began
         self.on_delivery(Delivery(letter.site, seconds, len(letter.data), n_received))
 
+    def _dropped(self, site: str, reason: str) -> None:
+        """Go on without a site, which counts as silent."""
+        self._pending.pop(site, None)
+        self._refused(site, reason)
+
     def _refused(self, site: str, reason: str) -> None:
         refused = RefusedCallers(self._folder.path)
         refused.add("-", reason, caller=site)
@@ -179,8 +196,16 @@ class _Letter:
         self._mailbox, self.site, self.data = mailbox, site, data
         self._subject, self._digest = site_subject(site), digest_of(data)
         self.began, self._slack_s = time.monotonic(), SLACK_S
+        self._reached, self._n_restarts = -1, 0
 
     async def exchanged(self, request: bytes, answers: dict[str, bytes | Refusal]) -> None:
+        """Have this letter answered, or give it up if the site does not keep to the protocol."""
+        try:
+            await self._exchanged(request, answers)
+        except _NotAsAgreed as error:
+            self._mailbox._dropped(self.site, str(error))
+
+    async def _exchanged(self, request: bytes, answers: dict[str, bytes | Refusal]) -> None:
         """Have this letter answered; a bad answer is asked for again."""
         n_bad = 0
         while True:
@@ -194,15 +219,25 @@ class _Letter:
             await asyncio.sleep(AGAIN_S)
 
     async def _answer(self) -> bytes:
-        """Return what comes back, however often it has to be asked for."""
+        """Return what comes back, however often it has to be asked for.
+
+        The pace is ours: whatever a site says, it is asked again after a pause, unless something
+        has moved on.
+        """
         question = [{"is": "question"}]
         asked = [self._piece(0)]
         while True:
+            began = time.monotonic()
             try:
                 head, body = (await asyncio.gather(*map(self._asked, asked)))[-1]
                 what, asked = head.get("is"), question
                 if what == "wanted":
                     at = number(head, "at", most=max(len(self.data) - 1, 0))
+                    if at % PIECE:
+                        raise _NotAsAgreed(f"it wants a letter from byte {at}")
+                    if at <= self._reached:
+                        await self._restart()
+                    self._reached = at
                     ends = min(at + WINDOW * PIECE, len(self.data))
                     asked = [self._piece(each) for each in range(at, ends, PIECE)]
                     continue
@@ -210,13 +245,27 @@ class _Letter:
                     whole = await self._fetched(number(head, "length"), body)
                     if whole is not None:
                         return whole
-                if what != "held":  # it has no room now, or will have nothing of this letter
+                    await self._restart()
+                elif what == "held":  # only after it has waited
+                    await asyncio.sleep(began + self._wait_s() - time.monotonic())
+                else:  # it has no room now, or will have nothing of this letter
                     await asyncio.sleep(self._pause(AGAIN_S))
             except TimeoutError:
                 asked, self._slack_s = question, min(2 * self._slack_s, MAX_SLACK_S)
             except (ConnectionLost, InvalidInput):
                 asked = question
                 await asyncio.sleep(self._pause(AGAIN_S))
+
+    async def _restart(self) -> None:
+        """Wait, longer each time, before something is done again that was done already."""
+        self._n_restarts += 1
+        if self._n_restarts > MAX_RESTARTS:
+            raise _NotAsAgreed(f"it began again more than {MAX_RESTARTS} times")
+        await asyncio.sleep(self._pause(min(AGAIN_S * 2 ** (self._n_restarts - 1), MAX_SLACK_S)))
+
+    def _wait_s(self) -> float:
+        """Return how long a question waits for something better than `held`."""
+        return max(WAIT_S, len(self._mailbox._pending) / ASKED_A_SECOND)
 
     def _pause(self, least_s: float) -> float:
         """Return how long to wait: many sites that are away must not keep all others busy."""
@@ -227,7 +276,7 @@ class _Letter:
 
     async def _asked(self, head: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
         """Return what the site says to a question, which it may take its time for."""
-        wait_s = max(WAIT_S, len(self._mailbox._pending) / ASKED_A_SECOND)
+        wait_s = self._wait_s()
         body: bytes | memoryview = b""
         if head["is"] == "piece":
             body = memoryview(self.data)[head["at"] : head["at"] + PIECE]
@@ -242,16 +291,16 @@ class _Letter:
             mailbox._refused(self.site, f"an answer of {length} bytes")
             await self._tell({"is": "got", "why": "too long"})
             return None
-        parts = [start]
-        for at in range(len(start), length, WINDOW * PIECE):
-            ends = min(at + WINDOW * PIECE, length)
-            asked = [{"is": "fetch", "at": each} for each in range(at, ends, PIECE)]
-            for head, body in await asyncio.gather(*map(self._asked, asked)):
+        parts = [_whole_piece(start, 0, length)]
+        for at in range(PIECE, length, WINDOW * PIECE):
+            places = range(at, min(at + WINDOW * PIECE, length), PIECE)
+            asked = [{"is": "fetch", "at": each} for each in places]
+            said = await asyncio.gather(*map(self._asked, asked))
+            for each, (head, body) in zip(places, said, strict=True):
                 if head.get("is") != "answer" or head.get("length") != length:
                     return None
-                parts.append(body)
-        whole = b"".join(parts)
-        return whole if len(whole) == length else None
+                parts.append(_whole_piece(body, each, length))
+        return b"".join(parts)
 
     async def _tell(self, head: Mapping[str, Any]) -> None:
         """Say something that needs no answer: what is not heard is harmless."""
@@ -260,8 +309,17 @@ class _Letter:
             await line.say(self._subject, packed({**head, "letter": self._digest}))
 
 
+def _whole_piece(body: bytes, at: int, length: int) -> bytes:
+    """Return a piece; one of another length could have the rest asked for without end."""
+    if len(body) != min(PIECE, length - at):
+        raise _NotAsAgreed(f"a piece of {len(body)} bytes, at {at} of {length}")
+    return body
+
+
 def taken_up(folder: ServerFolder, *, renewed: bool = False) -> dict[str, str]:
     """Write the nodes' files anew and have them read; return which have not, and why."""
-    Nodes.of(folder).write(renewed=renewed)
-    with closing(NatsMailbox(folder)) as mailbox:
-        return mailbox.reload()
+    with one_at_a_time(folder):
+        now = ServerFolder.open(folder.path)  # others may have chosen other nodes
+        Nodes.of(now).write(renewed=renewed)
+        with closing(NatsMailbox(now)) as mailbox:
+            return mailbox.reload()
