@@ -20,7 +20,10 @@ def words_of(out):
     return " ".join(out.split())
 
 
-def test_choose_k_prints_the_curve_the_choice_and_what_is_next(dpfedc, table, tmp_path):
+def test_choose_k_prints_the_curve_the_choice_and_what_is_next(
+    dpfedc, table, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)  # where predict writes its labels
     folder = tmp_path / "chosen"
     words = (table, "--k-range", "2,5", *ROLES, *NOISY, "--output", folder)
     code, out, err = dpfedc("choose-k", *words)
@@ -44,7 +47,7 @@ def test_choose_k_prints_the_curve_the_choice_and_what_is_next(dpfedc, table, tm
     assert "How many clusters?" in page
     assert "Prototypes of the clusters" in page
     for command in ("predict", "evaluate"):
-        assert dpfedc(command, folder / "model.npz", table, *ROLES[:2], *ROLES[2:])[0] == 0
+        assert dpfedc(command, folder / "model.npz", table, *ROLES)[0] == 0
     code, out, _ = dpfedc("show", folder)
     assert code == 0
     assert "Number 3 clusters" in words_of(out)
