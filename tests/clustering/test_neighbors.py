@@ -145,8 +145,30 @@ def test_the_default_is_any_shape_where_features_are_many():
     assert found["neighbours"].n_prototypes == found["factorisation"].n_clusters == 20
     for settings in ({"n_rounds": 30}, {"shape": "round"}, {"sites_per_round": 5}):
         assert "neighbours" not in stages(784, 500, {"n_clusters": 10, **settings})
-    assert "neighbours" not in stages(8, 500, {"n_clusters": 10})
-    assert "neighbours" in stages(8, 500, {"n_clusters": 10, "shape": "any"})
+    by_cells = stages(60, 500, {"n_clusters": 3}, epsilon=8.0)
+    assert "cells" in by_cells
+    assert by_cells["neighbours"].any_shape
+    assert not stages(8, 500, {"n_clusters": 10})["neighbours"].any_shape
+    assert stages(8, 500, {"n_clusters": 10, "shape": "any"})["neighbours"].any_shape
+
+
+def test_two_clusters_are_of_any_shape_only_if_that_is_asked_for():
+    for n_features in (8, 60, 784):
+        assert "neighbours" not in stages(n_features, 500, {"n_clusters": 2})
+        assert "neighbours" in stages(n_features, 500, {"n_clusters": 2, "shape": "any"})
+
+
+def test_the_graph_gets_more_where_it_must_tell_a_number_among_few_records():
+    def share(n, **settings):
+        target = PrivacyTarget(2.0, 1e-5, trust="secure-aggregation")
+        plan = method_named("dp-fedc").plan(settings, Federation(64, np.full(20, n)), target)
+        shares = {r.stage: r.n_rounds / r.noise_multiplier**2 for r in plan.privacy.releases}
+        return shares["neighbours"] / sum(shares.values())
+
+    assert share(500, n_clusters="auto") == pytest.approx(0.05, rel=1e-3)
+    assert 0.1 < share(90, n_clusters="auto") <= 0.2
+    assert share(30, n_clusters="auto") == pytest.approx(0.2, rel=1e-3)
+    assert share(200, n_clusters=5) == pytest.approx(0.05, rel=1e-3)
 
 
 def test_where_noise_is_strong_there_are_no_more_prototypes_than_clusters():

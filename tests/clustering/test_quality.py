@@ -22,7 +22,7 @@ KINDS = {
     "in a subspace": {"n_clusters": 4, "refine_rounds": 0, "subspace": 3},
     "with a constant": {"n_clusters": 4, "refine_rounds": 0, "constant_feature": 0.5},
     "merged": {"n_clusters": 2, "shape": "any", "n_prototypes": 6},
-    "by prototype": {"n_clusters": 2, "shape": "any", "n_prototypes": 12},
+    "by prototype": {"n_clusters": 2, "shape": "any", "n_prototypes": 12, "random_state": 1},
     "chosen": {"n_clusters": "auto", "k_range": (2, 7)},
     "one": {"n_clusters": 1},
 }

@@ -53,6 +53,11 @@ PLANS = {
     "ranges": ("dp-fedc", {"n_clusters": 2, "feature_ranges": [[-9.0, 11.0]] * M, "center": False}),
     "cells": ("dp-fedc", {"n_clusters": 2, "cells": 5}),
     "cells in some directions": ("dp-fedc", {"n_clusters": 2, "cells": 5, "subspace": 3}),
+    "a start by links": ("dp-fedc", {"n_clusters": 2, "cells": 8, "n_prototypes": 5}),
+    "a start by links in some directions": (
+        "dp-fedc",
+        {"n_clusters": 2, "cells": 8, "n_prototypes": 5, "subspace": 3},
+    ),
     "merged": ("dp-fedc", {"n_clusters": 2, "n_prototypes": 4, "refine_rounds": 0}),
     "merged in a subspace": ("dp-fedc", {"n_clusters": 2, "n_prototypes": 4, "subspace": 2}),
     "a choice": ("dp-fedc", {"n_clusters": "auto", "k_range": [2, 5], "cells": 8}),

@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import adjusted_rand_score
 
 from dpfedc import DPFedC
-from dpfedc.kernels.weighted_kmeans import agreement, weighted_kmeans
+from dpfedc.kernels.weighted_kmeans import agreement, best_of, clusterings, grouped
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -23,11 +23,29 @@ def test_clusters_apart_are_stable_and_a_ring_cut_in_two_is_not():
     rng = np.random.default_rng(0)
     turns = 2 * np.pi * np.arange(60) / 60
     ring = np.stack([np.cos(turns), np.sin(turns)], axis=1)
-    *_, unstable = weighted_kmeans(ring, np.ones(60), 2, 20, rng)
+    unstable = stability(ring, 2, rng)
     apart = 0.1 * ring + np.array([[0.0, 0], [5, 0], [0, 5]])[np.arange(60) % 3]
-    *_, stable = weighted_kmeans(apart, np.ones(60), 3, 20, rng)
     assert unstable < 0.7
-    assert stable == 1
+    assert stability(apart, 3, rng) == 1
+
+
+def stability(points, k, rng):
+    weights = np.ones(len(points))
+    found = clusterings(points, weights, k, 20, rng)
+    return best_of(found, [one.cost for one in found], weights)[1]
+
+
+def test_given_groups_cost_what_a_loop_says():
+    rng = np.random.default_rng(2)
+    points, weights, labels = rng.random((20, 3)), rng.random(20), np.arange(20) % 4
+    found = grouped(points, weights, labels)
+    cost = 0.0
+    for group in range(4):
+        own = labels == group
+        mean = np.average(points[own], axis=0, weights=weights[own])
+        np.testing.assert_allclose(found.centers[group], mean)
+        cost += float(weights[own] @ ((points[own] - mean) ** 2).sum(axis=1))
+    assert found.cost == pytest.approx(cost)
 
 
 def test_the_summary_says_whether_clusters_are_stable():

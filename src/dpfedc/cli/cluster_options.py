@@ -74,7 +74,7 @@ ClusterShape = Annotated[
         metavar="SHAPE",
         case_sensitive=False,
         help="round (a record belongs to the nearest centre), any (clusters are groups of smaller "
-        "prototypes, and may be bent) or auto (any above 50 columns, mostly).",
+        "prototypes, and may be bent) or auto (any for 3 clusters and more above 50 columns).",
         rich_help_panel=METHOD,
     ),
 ]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
+from dpfedc.clustering.least_parted import LeastParted
 from dpfedc.clustering.merged_cells import MAX_CELLS, Cells
+from dpfedc.clustering.neighbors import Neighbors
+from dpfedc.clustering.prototypes_planner import merged_by
 from dpfedc.clustering.residual_lloyd import ResidualLloyd
 from dpfedc.clustering.run_plan import Federation, Way
+from dpfedc.clustering.stage import Stage
 from dpfedc.clustering.subspace import Subspace
 from dpfedc.settings import left_open
 
-CELLS_PER_CLUSTER, MIN_CELLS, CELL_NOISE, CELL_ROUNDS = 8, 64, 0.35, 2
+CELLS_PER_CLUSTER, MIN_CELLS, CELL_NOISE, CELL_ROUNDS = 8, 64, 0.2, 2
 """As many cells as that, if the noise in the mean of one is at most CELL_NOISE of the scale."""
 MORE_DIRECTIONS = 8
 """Clusters differ along fewer directions than there are of them; these are to spare."""
@@ -24,8 +29,17 @@ CELLS_SHARE, LLOYD_ROUNDS = 0.45, 3
 """Of what is left for clustering; the rest is for the rounds that move the centres."""
 
 
-def by_cells(choices: SimpleNamespace, facts: Federation, kappa: float, rest: float) -> Way:
-    """Return the way by cells: in all directions of few features, else in the first of many."""
+def by_cells(
+    choices: SimpleNamespace,
+    facts: Federation,
+    kappa: float,
+    rest: float,
+    graph: Neighbors | None = None,
+) -> Way:
+    """Return the way by cells: in all directions of few features, else in the first of many.
+
+    With a graph, what is found first are prototypes: of clusters of any shape, or as a start.
+    """
     k, m = choices.n_clusters, facts.n_features
     n_directions = min(m, k + MORE_DIRECTIONS) if choices.subspace else m
     if not left_open(choices.subspace, (None, "auto")):
@@ -44,14 +58,28 @@ def by_cells(choices: SimpleNamespace, facts: Federation, kappa: float, rest: fl
             )
     n_cells = max(min(int(n_cells), facts.n_records), k)
     subspace = Subspace(n_directions, drops_noise=some)
-    cells = Cells(max(n_cells, 1), CELL_ROUNDS)
+    cells = Cells(max(n_cells, 1), CELL_ROUNDS, plain=not some)
     shares = {"subspace": share, "cells": CELLS_SHARE * rest}
     moving = (1 - CELLS_SHARE) * rest
     n_rounds = LLOYD_ROUNDS if choices.refine_rounds == "auto" else choices.refine_rounds
-    if not some or n_rounds == 1:
+    a_start = isinstance(graph, LeastParted)
+    n_rounds = max(n_rounds, 2) if a_start else n_rounds
+    if n_rounds == 1 or not (some or a_start):
         last = ResidualLloyd(k, n_rounds, plain=True, merges=True, longest=LONGEST)
-        return Way((subspace, cells, last), {**shares, "centres": moving}, refine=True)
-    moves = ResidualLloyd(k, n_rounds - 1, name="refine", merges=True, longest=LONGEST)
-    last = ResidualLloyd(k, 1, plain=True, longest=LONGEST)
-    shares |= {"refine": moving * (1 - 1 / n_rounds), "centres": moving / n_rounds}
-    return Way((subspace, cells, moves, last), shares, refine=True)
+        stages: tuple[Stage, ...] = (subspace, cells, last)
+        shares["centres"] = moving
+    else:
+        moves = ResidualLloyd(
+            k, n_rounds - 1, plain=not some, name="refine", merges=True, longest=LONGEST
+        )
+        last = ResidualLloyd(k, 1, plain=True, longest=LONGEST)
+        stages = (subspace, cells, moves, last)
+        shares |= {"refine": moving * (1 - 1 / n_rounds), "centres": moving / n_rounds}
+    way = Way(stages, shares, refine=True, longest=LONGEST)
+    if graph is None:
+        return way
+    if not a_start:
+        return merged_by(graph, way)
+    start = replace(graph, longest=LONGEST)
+    last = replace(last, n_clusters=graph.n_clusters)
+    return replace(way, stages=(*stages[:-1], start, last))

@@ -35,8 +35,15 @@ from dpfedc.clustering.method import (
     checked_start,
     declares_bound,
 )
+from dpfedc.clustering.neighbors import Neighbors
 from dpfedc.clustering.placing import COLUMNS, placing
-from dpfedc.clustering.prototypes_planner import MAX_PROTOTYPES, checked_range, merging
+from dpfedc.clustering.prototypes_planner import (
+    MAX_PROTOTYPES,
+    MIN_CLUSTERS,
+    checked_range,
+    merged_by,
+    merging,
+)
 from dpfedc.clustering.quality import QUALITY_SHARE, Quality
 from dpfedc.clustering.run_plan import (
     MAX_CLUSTERS,
@@ -185,22 +192,26 @@ class DPFedCMethod(Method):
         shares |= {"quality": QUALITY_SHARE} if choices.quality else {}
         cells = _has_cells(choices, facts, kappa)
 
-        def search(some: SimpleNamespace, noise: float, rest: float) -> Way:
+        def search(
+            some: SimpleNamespace, noise: float, rest: float, graph: Neighbors | None = None
+        ) -> Way:
             if cells:
-                return by_cells(some, facts, noise, rest)
-            return by_factorization(some, facts, target, noise, rest)
+                return by_cells(some, facts, noise, rest, graph)
+            found = by_factorization(some, facts, target, noise, rest)
+            return found if graph is None else merged_by(graph, found)
 
+        few, several = facts.n_features <= LOW_DIMENSION, choices.n_clusters >= MIN_CLUSTERS
         any_shape = choices.shape == "any"
         if choices.shape == "auto":
-            many = facts.n_features > LOW_DIMENSION and not cells
-            any_shape = many and not _of_the_search(choices)
-        rest = 1 - sum(shares.values())
-        few = facts.n_features <= LOW_DIMENSION
-        way = merging(search, choices, facts, kappa, rest, any_shape=any_shape, smooth=few)
+            any_shape = several and not few and not _of_the_search(choices)
+        low, high = choices.k_range
+        by_links = cells and not any_shape and low == high and choices.refine_rounds != 1
+        by_links &= several or choices.n_prototypes != "auto"
+        shape = {"any_shape": any_shape, "by_links": by_links, "smooth": few}
+        way = merging(search, choices, facts, kappa, 1 - sum(shares.values()), **shape)
         stages += way.stages
         shares |= way.shares
-        n_sought = getattr(way.stages[-1], "n_prototypes", choices.n_clusters)
-        noise = kappa * n_sought / choices.n_clusters
+        noise = kappa * max(way.n_prototypes / choices.n_clusters, 1.0)
         if choices.quality:
             stages.append(_quality(choices, way))
         plan = RunPlan(tuple(stages), way.penalty, way.refine, noise_ratio=noise)
@@ -268,9 +279,8 @@ def _of_the_search(choices: SimpleNamespace, but: Collection[str] = ()) -> str:
 
 def _quality(choices: SimpleNamespace, way: Way) -> Quality:
     """Return the stage that measures what a way to clusters ends with."""
-    last = way.stages[-1]
-    n_clusters = min(choices.n_clusters, getattr(last, "n_clusters", choices.n_clusters))
-    n_places = getattr(last, "n_prototypes", 0)
+    n_places = way.n_prototypes
+    n_clusters = min(choices.n_clusters, n_places or choices.n_clusters)
     return Quality(
         n_clusters,
         n_places or n_clusters,
@@ -278,7 +288,7 @@ def _quality(choices: SimpleNamespace, way: Way) -> Quality:
         penalty=way.penalty,
         final_steps=MODEL_STEPS,
         constant=choices.constant_feature,
-        longest=getattr(last, "longest", 1.0),
+        longest=way.longest,
     )
 
 

@@ -11,14 +11,16 @@ import numpy as np
 from dpfedc.clustering.centers import Centers
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.factorization_planner import LOW_DIMENSION, auto_rounds
+from dpfedc.clustering.least_parted import LeastParted
 from dpfedc.clustering.merged_cells import Cells
 from dpfedc.clustering.method import Settings, measured
 from dpfedc.clustering.neighbors import Neighbors
 from dpfedc.clustering.prototypes_planner import MIN_RECORDS
 from dpfedc.clustering.quality import QUALITY_SHARE, Quality
+from dpfedc.clustering.residual_lloyd import ResidualLloyd
 from dpfedc.clustering.run_plan import Federation, RunPlan
 from dpfedc.clustering.stage import Stage, State
-from dpfedc.clustering.subspace import Subspace
+from dpfedc.clustering.subspace import Subspace, in_all_features
 from dpfedc.kernels.devices import as_numpy
 from dpfedc.model_file import ClusterModel
 from dpfedc.summary.choice_of_k import choice_from
@@ -37,13 +39,12 @@ def factorization_model(
 ) -> ClusterModel:
     """Return the model of a state, which may be that of an unfinished run."""
     scale = state.get("scale")
-    done = "counts" in state
     if "groups" in state:
         return _merged_model(given, plan, state, names=names, about=about)
-    W = as_numpy(state["W"] if "W" in state else state["centers"])
-    if "W" in state and "basis" in state:  # centres that come from cells are in all features
-        W = W @ as_numpy(state["basis"])
+    W = in_all_features(as_numpy(state["W"] if "W" in state else state["centers"]), state)
     n_features = W.shape[1] - (constant != 0 and "basis" not in state)
+    # In a subspace they are still on their way.
+    done = "counts" in state and state["best_centers"].shape[1] == n_features
     return ClusterModel(
         directions=W,
         center=as_numpy(state.get("data_mean", np.zeros(n_features))),
@@ -58,7 +59,7 @@ def factorization_model(
         feature_names=names,
         about=about,
         quality=_quality(state),
-        **measured(state),
+        **(measured(state) if done else {}),
     )
 
 
@@ -120,9 +121,9 @@ def reasons(
     `asked` are the settings, of which noise may not allow all.
     """
     most = asked.k_range[1]
-    if isinstance(way[-1], Neighbors):
-        yield from _of_prototypes(way[-1], facts, most)
-        way = way[:-1]
+    graph = next((stage for stage in way if isinstance(stage, Neighbors)), None)
+    if graph is not None and not isinstance(graph, LeastParted):
+        yield from _of_prototypes(graph, facts, most)
     elif asked.shape == "any":
         why = f"{_limit(most, facts)} allows no more than {most:,}"
         if asked.n_prototypes != "auto":
@@ -168,11 +169,20 @@ def _of_prototypes(graph: Neighbors, facts: Federation, most: int) -> Iterator[s
 
 
 def _of_cells(cells: Cells, way: Sequence[Stage], facts: Federation) -> Iterator[str]:
-    k, n_rounds = way[-1].n_clusters, sum(stage.n_rounds for stage in way[2:])  # type: ignore[attr-defined]
+    moving = [stage for stage in way if isinstance(stage, ResidualLloyd)]
+    first, k = moving[0].n_clusters, moving[-1].n_clusters
+    by_links = any(isinstance(stage, LeastParted) for stage in way)
     yield (
         f"Cells: {cells.n_clusters:,} small cells of records, since noise is low. From their sums "
-        f"the server makes {k:,} centres, from many starts, which costs no privacy."
+        f"the server makes {first:,} {'prototypes' if by_links else 'centres'}, from many starts, "
+        "which costs no privacy."
     )
+    if by_links:
+        yield (
+            f"Start: prototypes are put together to {k:,} clusters from many starts, too. Of those "
+            "that cost about the same, the ones are taken with few records between them."
+        )
+    n_rounds = sum(stage.n_rounds for stage in moving)
     yield f"Refinement: {n_rounds} rounds move each centre to the mean of its records."
     subspace = next(stage for stage in way if isinstance(stage, Subspace))
     if subspace.n_dimensions < facts.n_features:

@@ -26,6 +26,9 @@ SUBSPACE_DIMENSIONS, SUBSPACE_ROUNDS = 40, 10
 SUBSPACE_SHARE = 0.15
 LENGTHS_SHARE = 0.01
 REFINE_SHARE = 0.6
+MAX_REFINE_NOISE, REFINE_NOISE = 0.134, 0.48
+"""Lloyd rounds pay below this noise ratio, and below that over the root of the number of features:
+the more features, the better directions alone tell clusters apart."""
 
 
 def by_factorization(
@@ -128,8 +131,8 @@ def _refine_rounds(choices: SimpleNamespace, facts: Federation, kappa: float) ->
         return int(choices.refine_rounds)
     if facts.n_features > LOW_DIMENSION:
         return 0
-    noise = kappa * math.sqrt(REFINE_ROUNDS / REFINE_SHARE)
-    return REFINE_ROUNDS if noise < 0.3 else 0
+    most = min(MAX_REFINE_NOISE, REFINE_NOISE / math.sqrt(facts.n_features))
+    return REFINE_ROUNDS if kappa < most else 0
 
 
 def _subspace(choices: SimpleNamespace, facts: Federation, kappa: float, n_refine: int) -> int:

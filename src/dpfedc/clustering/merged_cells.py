@@ -58,9 +58,12 @@ class Cells(ResidualSums):
         n_draws = max(n_draws, MIN_DRAWS, self.n_clusters)
         points = rng.standard_normal((n_draws, len(variances))) * np.sqrt(variances)
         first = rng.choice(n_draws, self.n_clusters, replace=False)
-        cells = np.clip(_lloyd(points, points[first]), -CENTER_MAX, CENTER_MAX)
-        shape = (self.n_rounds, *cells.shape)
-        directions = rng.standard_normal(shape) * np.sqrt(variances)
+        cells = _lloyd(points, points[first])
+        directions = rng.standard_normal((self.n_rounds, *cells.shape)) * np.sqrt(variances)
+        if self.plain:
+            basis = on_host(state["basis"])
+            cells, directions = cells @ basis, directions @ basis
+        cells = np.clip(cells, -CENTER_MAX, CENTER_MAX)
         lengths = np.linalg.norm(directions, axis=2, keepdims=True)
         return {
             **state,
@@ -116,7 +119,7 @@ def _split(cells: Float, weights: Float, spread: Float, directions: Float) -> tu
 
 def merged(state: State, n_clusters: int, randomness: Randomness) -> dict[str, Float]:
     """Return `n_clusters` centres that stand for the state's cells, and the spread around them."""
-    from dpfedc.kernels.weighted_kmeans import weighted_kmeans  # no site needs it
+    from dpfedc.kernels.weighted_kmeans import best_of, clusterings  # no site needs it
 
     cells, weights = on_host(state["centers"]), on_host(state["cell_weights"])
     used = weights > 0
@@ -124,8 +127,10 @@ def merged(state: State, n_clusters: int, randomness: Randomness) -> dict[str, F
         used, weights = np.ones(len(cells), dtype=bool), np.maximum(weights, 1.0)
     n_starts = min(max(STARTS_TIMES_CLUSTERS // n_clusters, 4), MAX_STARTS)
     rng = randomness.generator("merge")
-    centers, cost, stable = weighted_kmeans(cells[used], weights[used], n_clusters, n_starts, rng)
-    within = float(on_host(state["mean_squares"]).mean()) + cost / float(weights[used].sum())
+    cells, weights = cells[used], weights[used]
+    found = clusterings(cells, weights, n_clusters, n_starts, rng)
+    best, stable = best_of(found, [one.cost for one in found], weights)
+    within = float(on_host(state["mean_squares"]).mean()) + best.cost / float(weights.sum())
     squares = np.full(n_clusters, within)
-    told = {"centers": centers, "mean_squares": squares, "stability": np.asarray(stable)}
+    told = {"centers": best.centers, "mean_squares": squares, "stability": np.asarray(stable)}
     return {**told, "residual_bounds": residual_bounds(squares)}

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpfedc.clustering.residual_lloyd import MIN_COUNT as MIN_FILLED
+from dpfedc.clustering.residual_lloyd import roomy_bounds
 from dpfedc.clustering.stage import State
 from dpfedc.kernels.cluster_sums import squared_distances
 from dpfedc.kernels.merge_tree import (
@@ -20,6 +22,7 @@ from dpfedc.kernels.merge_tree import (
     merge_tree,
     step_of_one_cloud,
 )
+from dpfedc.kernels.weighted_kmeans import Clustering, best_of, clusterings, grouped
 from dpfedc.summary.choice_of_k import MIN_STEP, rise_in_words
 
 Float = npt.NDArray[np.float64]
@@ -128,3 +131,52 @@ def doubtful_choice(state: State) -> tuple[str, ...]:
     if height >= needed:
         return ()
     return (f"the number of clusters is not clear: {rise_in_words(k, height, needed)}",)
+
+
+PARTED_WEIGHT = 2.0
+"""What parting all records would count, as a part of the cost."""
+MAX_COST, FEWER = 1.05, 0.95
+"""Clusters by links alone are taken if they cost no more than so many times the best of k-means,
+and if those do not part so many fewer records."""
+N_STARTS = 32
+
+
+def put_together(
+    graph: Float, noise_std: float, state: Released, n_clusters: int
+) -> dict[str, Float]:
+    """Return centres made of prototypes, and what their records' residuals are clipped to."""
+    counted = state["sizes"] > MIN_FILLED * state["size_errors"]
+    if counted.sum() < n_clusters:  # noise has swamped them: all there are
+        counted[:] = True
+    prototypes = state["best_centers"][counted]
+    weights = np.maximum(state["sizes"][counted], 1.0)
+    n, links = float(weights.sum()), graph[np.ix_(counted, counted)]
+    within = float(state["best_cost"]) / float(state["best_records"])
+
+    def cost(one: Clustering) -> float:
+        return within + one.cost / n
+
+    def parted(one: Clustering) -> float:
+        apart = np.not_equal.outer(one.labels, one.labels)
+        return float(np.triu(links, 1)[apart].sum()) / n
+
+    rng = np.random.default_rng(0)  # on released values: no noise depends on it
+    found = clusterings(prototypes, weights, n_clusters, N_STARTS, rng)
+    least = min(map(cost, found))
+    scores = [cost(one) / least + PARTED_WEIGHT * parted(one) for one in found]
+    best, stable = best_of(found, scores, weights)
+    tree = merge_tree(links, noise_std, prototypes, least=n_clusters)
+    merged = grouped(prototypes, weights, tree.groups[n_clusters])
+    if cost(merged) <= MAX_COST * cost(best) and parted(best) >= FEWER * parted(merged):
+        best = merged
+    members = np.eye(n_clusters)[best.labels].T * weights
+    sizes = np.maximum(members.sum(axis=1), 1.0)
+    away = ((prototypes - best.centers[best.labels]) ** 2).sum(axis=1)
+    squares = members @ (state["mean_squares"][counted] + away) / sizes
+    noise, width = float(state["size_errors"].max()), prototypes.shape[1]
+    return {
+        "centers": best.centers,
+        "mean_squares": squares,
+        "residual_bounds": roomy_bounds(squares, sizes, noise, width),
+        "stability": np.asarray(stable),
+    }

@@ -24,10 +24,14 @@ together."""
 PLACING = (
     (0.01, ((0.01, 0.01), (0.01, 0.01), (0.01, 0.05))),
     (0.025, ((0.02, 0.02), (0.02, 0.06))),
+    (0.4, ((0.05, 0.1),)),
+    (1.5, ((0.1, 0.2),)),
     (math.inf, ((0.05, 0.1),)),
 )
 """Shares of the histogram and of the mean in each pass that looks for the records, by the share
-that a histogram needs at most: with many records a pass is cheap, with few there is but one."""
+that a histogram needs at most: with many records a pass is cheap, with few there is but one, and
+where it finds nothing all else is in vain. Where records are too few for that, a run is refused
+before it begins, or ends with the histogram."""
 STANDS_OUT = 0.125
 """A histogram must show a bin with this share of the records..."""
 STANDS_OUT_BY = 5.3
@@ -69,7 +73,7 @@ def placing(
             add(bound, of_histogram)
         if choices.center:
             add(Mean(around, name=f"mean{number}"), of_mean)
-    if choices.center and choices.scale and needed <= PLACING[-2][0]:
+    if choices.center and choices.scale and needed <= PLACING[1][0]:
         add(Radius(min_share=BOUND_SHARE), passes[0][0])
     if choices.scale:
         line = facts.n_features == 1

@@ -40,6 +40,7 @@ from dpfedc.clustering.standardize import (
     standardized_view,
     with_mean_and_scale,
 )
+from dpfedc.clustering.subspace import in_all_features
 from dpfedc.kernels import Array
 from dpfedc.kernels.cluster_sums import mean_errors, one_hot, squared_distances
 from dpfedc.kernels.devices import on_host
@@ -146,13 +147,19 @@ class ClusterSums:
 
     def next_bounds(self, mean_squares: Float) -> Float:
         """Return what to clip residuals to from now on, by cluster."""
-        noise = self.noise_std * math.sqrt(self.sums.shape[1])
-        factors = ROOM * self.counts / max(noise, 1e-9)
-        return residual_bounds(mean_squares, np.clip(factors, LEAST_FACTOR, MOST_FACTOR))
+        width = self.sums.shape[1]
+        return roomy_bounds(mean_squares, self.counts, self.count_noise, width)
 
     @property
     def _n_records(self) -> float:
         return max(float(self.counts[self.filled].sum()), 1.0)
+
+
+def roomy_bounds(mean_squares: Float, counts: Float, count_noise: float, width: int) -> Float:
+    """Return what to clip residuals to where counts and their noise are known, by cluster."""
+    noise = COUNT_WEIGHT * count_noise * math.sqrt(width)
+    factors = ROOM * counts / max(noise, 1e-9)
+    return residual_bounds(mean_squares, np.clip(factors, LEAST_FACTOR, MOST_FACTOR))
 
 
 def residual_bounds(mean_squares: Float, factors: Float | float = LEAST_FACTOR) -> Float:
@@ -272,8 +279,8 @@ class ResidualLloyd(ResidualSums):
             state = {**state, **{name: public.asarray(values) for name, values in found.items()}}
         centers, squares = on_host(state["centers"]), on_host(state["mean_squares"])
         factors = on_host(state["residual_bounds"]) / np.sqrt(np.maximum(squares, 1e-12))
-        if self.plain and "basis" in state:
-            centers = centers @ on_host(state["basis"])
+        if self.plain and centers.shape[1] < public.n_features:
+            centers = in_all_features(centers, state)
             squares = squares + float(state.get("outside", 0.0))
         bounds = residual_bounds(squares, np.clip(factors, LEAST_FACTOR, MOST_FACTOR))
         return {

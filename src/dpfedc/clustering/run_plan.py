@@ -152,3 +152,7 @@ class Way:
     """Whether records belong to the nearest centre."""
     penalty: Penalty = field(default_factory=Penalty)
     spare_delta: float = 0.0
+    n_prototypes: int = 0
+    """How many the clusters are made of in the end; 0 if they have centres alone."""
+    longest: float = 1.0
+    """Records longer than so many scales are clipped to that length."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
 from dpfedc.clustering.mean_and_scale import mean_entry, scale_entry
@@ -33,12 +35,21 @@ from dpfedc.privacy.sampling import RoundSample
 from dpfedc.privacy.sums import OuterSum
 from dpfedc.randomness import Randomness
 
+Float = npt.NDArray[Any]
+
 MIN_VARIANCE = 1e-6
 """Of a record of length one, along a direction."""
 NOISE_EDGE, MIN_DIRECTIONS = 1.0, 2
 """A direction is kept if its variance is above so much of what noise alone would show."""
 ONE_COLUMN, MANY_COLUMNS = 0.9, 3
 """One of so many columns that takes such a part of the records' length is worth a word."""
+
+
+def in_all_features(centers: Float, state: State) -> Float:
+    """Return centres with all features, also those that lie in the state's subspace."""
+    if "basis" not in state or centers.shape[1] == state["basis"].shape[1]:
+        return centers
+    return np.asarray(centers @ on_host(state["basis"]))
 
 
 @dataclass(frozen=True)

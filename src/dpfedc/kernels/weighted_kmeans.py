@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -10,33 +12,63 @@ import numpy.typing as npt
 from dpfedc.kernels.cluster_sums import cluster_means, squared_distances
 
 Float = npt.NDArray[np.float64]
+Int = npt.NDArray[np.int64]
 
 N_STEPS = 30
 ABOUT_AS_GOOD = 1.02
 """A clustering that costs so many times the best is no worse than noise makes it."""
 
 
-def weighted_kmeans(
-    points: Float, weights: Float, n_clusters: int, n_starts: int, rng: np.random.Generator
-) -> tuple[Float, float, float]:
-    """Return the best of several weighted k-means clusterings, its cost, and how stable it is.
+@dataclass(frozen=True)
+class Clustering:
+    """What one start comes to; the cost is the weighted sum of squared distances."""
 
-    That is the mean `agreement` with it of all starts that came out about as good, itself not
-    counted: 1 where they all come to the same clusters, or are worse.
-    """
+    cost: float
+    centers: Float
+    labels: Int
+
+
+def clusterings(
+    points: Float, weights: Float, n_clusters: int, n_starts: int, rng: np.random.Generator
+) -> list[Clustering]:
+    """Return what weighted k-means comes to from several starts."""
     found = []
     for _ in range(n_starts):
         centers = lloyd_steps(points, weights, _seeds(points, weights, n_clusters, rng), N_STEPS)
         distances = _distances(points, centers)
         cost = float((weights * distances.min(axis=1)).sum())
-        found.append((cost, centers, distances.argmin(axis=1)))
-    best, centers, labels = found.pop(int(np.argmin([cost for cost, _, _ in found])))
-    others = [other for cost, _, other in found if cost <= ABOUT_AS_GOOD * best]
-    alike = [agreement(labels, other, weights) for other in others]
-    return centers, best, float(np.mean(alike)) if alike else 1.0
+        found.append(Clustering(cost, centers, distances.argmin(axis=1)))
+    return found
 
 
-def agreement(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64], weights: Float) -> float:
+def grouped(points: Float, weights: Float, labels: Int) -> Clustering:
+    """Return given groups of points as a clustering."""
+    members = np.eye(int(labels.max()) + 1)[labels].T * weights
+    centers = members @ points / members.sum(axis=1, keepdims=True)
+    away = ((points - centers[labels]) ** 2).sum(axis=1)
+    return Clustering(float(weights @ away), centers, labels)
+
+
+def best_of(
+    found: Sequence[Clustering], scores: Sequence[float], weights: Float
+) -> tuple[Clustering, float]:
+    """Return the clustering with the lowest score, and how stable it is.
+
+    That is the mean `agreement` with it of all others that came out about as good: 1 where they
+    all come to the same clusters, or are worse.
+    """
+    place = int(np.argmin(scores))
+    best, least = found[place], scores[place]
+    others = [
+        other
+        for i, (other, score) in enumerate(zip(found, scores, strict=True))
+        if i != place and score <= ABOUT_AS_GOOD * least
+    ]
+    alike = [agreement(best.labels, other.labels, weights) for other in others]
+    return best, float(np.mean(alike)) if alike else 1.0
+
+
+def agreement(one: Int, other: Int, weights: Float) -> float:
     """Return how much two clusterings of weighted points agree: 1 is all, 0 what chance gives.
 
     The adjusted Rand index, for points that stand for very many records each.

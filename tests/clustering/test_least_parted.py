@@ -1,0 +1,143 @@
+"""A start for round clusters: which of many the links speak for, and what comes of it."""
+
+import numpy as np
+import pytest
+from sklearn.cluster import KMeans
+from sklearn.metrics import adjusted_rand_score
+
+from dpfedc import DPFedC
+from dpfedc.clustering.least_parted import LeastParted
+from dpfedc.clustering.merged_prototypes import put_together
+from dpfedc.clustering.neighbors import Neighbors
+from dpfedc.clustering.registry import method_named
+from dpfedc.clustering.run_plan import Federation
+from dpfedc.settings import PrivacyTarget
+
+PRIVATE = {"epsilon": 4.0, "trust": "secure-aggregation", "random_state": 0}
+CORNERS = np.array([[0.3, 0.3], [0.3, -0.3], [-0.3, 0.3], [-0.3, -0.3]])
+
+
+def state_of(prototypes, sizes=None, error=1.0):
+    """Return what a state holds of prototypes that were moved and counted."""
+    p = len(prototypes)
+    sizes = np.full(p, 500.0) if sizes is None else np.asarray(sizes, dtype=float)
+    return {
+        "best_centers": np.asarray(prototypes, dtype=float),
+        "sizes": sizes,
+        "size_errors": np.full(p, error),
+        "mean_squares": np.full(p, 0.01),
+        "best_cost": np.asarray(0.01 * sizes.sum()),
+        "best_records": np.asarray(sizes.sum()),
+    }
+
+
+def graph_of(pairs, p=4, count=500.0):
+    graph = np.diag(np.full(p, count))
+    for i, j, weight in pairs:
+        graph[i, j] = graph[j, i] = weight
+    return graph
+
+
+def together(found, prototypes):
+    """Return which prototypes have the same nearest centre, as a matrix."""
+    gaps = np.linalg.norm(prototypes[:, None] - found["centers"], axis=2)
+    return np.equal.outer(gaps.argmin(axis=1), gaps.argmin(axis=1))
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_of_starts_that_cost_the_same_links_decide(side):
+    """A square may be cut in two ways that cost the same; records lie along two of its sides."""
+    linked = ([(0, 1, 90.0), (2, 3, 90.0)], [(0, 2, 90.0), (1, 3, 90.0)])[side]
+    found = put_together(graph_of(linked), 1.0, state_of(CORNERS), 2)
+    same = CORNERS[:, side]
+    assert np.array_equal(together(found, CORNERS), np.equal.outer(same, same))
+
+
+def test_links_do_not_outweigh_what_costs_far_more():
+    """All records between two prototypes far apart would not make them one round cluster."""
+    far = np.array([[0.9, 0.0], [0.9, 0.02], [-0.9, 0.0], [-0.9, 0.02]])
+    found = put_together(graph_of([(0, 2, 60.0), (1, 3, 60.0)]), 1.0, state_of(far), 2)
+    assert np.array_equal(together(found, far), np.equal.outer(far[:, 0], far[:, 0]))
+
+
+def test_centres_are_means_and_squares_are_those_of_the_records():
+    sizes = [100.0, 300.0, 250.0, 250.0]
+    found = put_together(graph_of([(0, 1, 60.0), (2, 3, 60.0)]), 1.0, state_of(CORNERS, sizes), 2)
+    found = {name: values[np.argsort(-found["centers"][:, 0])] for name, values in found.items()
+             if values.ndim}  # fmt: skip
+    np.testing.assert_allclose(found["centers"], [[0.3, -0.15], [-0.3, 0.0]], atol=1e-9)
+    spread = [0.25 * 0.45**2 + 0.75 * 0.15**2, 0.3**2]
+    np.testing.assert_allclose(found["mean_squares"], 0.01 + np.array(spread))
+    assert (found["residual_bounds"] >= 3 * np.sqrt(found["mean_squares"]) * 0.999).all()
+
+
+def test_prototypes_that_may_be_noise_have_no_say():
+    prototypes = np.vstack([CORNERS, [[5.0, 5.0]]])
+    state = state_of(prototypes, [500.0, 500, 500, 500, 1.5])
+    graph = graph_of([(0, 1, 90.0), (2, 3, 90.0)], p=5)
+    found = put_together(graph, 1.0, state, 2)
+    assert np.abs(found["centers"]).max() < 0.5
+    swamped = put_together(graph, 1.0, state_of(prototypes, np.full(5, 0.5)), 3)
+    assert np.isfinite(swamped["centers"]).all()
+
+
+def stages(n_features, settings, epsilon=2.0):
+    target = None if epsilon is None else PrivacyTarget(epsilon, 1e-5, trust="secure-aggregation")
+    facts = Federation(n_features, np.full(20, 500))
+    return method_named("dp-fedc").plan(settings, facts, target).stages
+
+
+def test_three_clusters_and_more_have_such_aput_together():
+    found = stages(8, {"n_clusters": 5})
+    assert [s.name for s in found[-4:]] == ["cells", "refine", "neighbours", "centres"]
+    refine, graph, last = found[-3:]
+    assert isinstance(graph, LeastParted)
+    assert refine.n_clusters == graph.n_prototypes == 12
+    assert last.n_clusters == graph.n_clusters == 5
+    for settings in ({"n_clusters": 2}, {"n_clusters": 5, "cells": None}):
+        assert not any(isinstance(s, Neighbors) for s in stages(8, settings))
+    assert any(isinstance(s, LeastParted) for s in stages(8, {"n_clusters": 5, "shape": "round"}))
+    for settings in ({"shape": "any"}, {"n_clusters": "auto"}):
+        graph = next(s for s in stages(8, {"n_clusters": 5} | settings) if s.name == "neighbours")
+        assert not isinstance(graph, LeastParted)
+
+
+def test_sites_do_for_it_what_they_do_for_any_graph():
+    """So what is proved and tested of that release holds of this one."""
+    for name in ("local", "prepare", "sensitivity", "upload", "starts", "reads"):
+        assert getattr(LeastParted, name) is getattr(Neighbors, name)
+
+
+@pytest.mark.parametrize("n_features", [3, 40])
+def test_diagnostics_go_with_it_round_by_round(n_features):
+    rng = np.random.default_rng(0)
+    y = np.arange(4000) % 4
+    X = 8 * np.eye(4, n_features)[y] + rng.standard_normal((4000, n_features))
+    model = DPFedC(4, diagnostics=True, **PRIVATE).fit(X, y, sites=np.arange(4000) % 5)
+    assert model.cluster_centers_.shape == model.prototypes_.shape == (4, n_features)
+    assert adjusted_rand_score(y, model.labels_) > 0.99
+    accuracies = {r.stage: r.diagnostics["accuracy"] for r in model.history_.rounds[-2:]}
+    assert list(accuracies) == ["neighbours", "centres"]
+    assert accuracies["centres"] > 0.99
+    assert model.model_.size_errors is not None
+    assert model.model_.stability == pytest.approx(1.0)
+
+
+def strips(seed, n=6000):
+    """Return two long clusters side by side, and a ball: to cut both in two costs k-means less."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(3, size=n)
+    X = rng.standard_normal((n, 2)) * 0.5 + np.array([[0.0, 2.45], [0.0, -2.45], [16.0, 0.0]])[y]
+    X[:, 0] += np.where(y < 2, rng.uniform(-5, 5, n), 0.0)
+    return X, y
+
+
+def test_clusters_side_by_side_are_found_where_k_means_cuts_them_in_two():
+    found, cut = [], []
+    for seed in range(6):
+        X, y = strips(seed)
+        cut.append(adjusted_rand_score(y, KMeans(3, n_init=10, random_state=0).fit_predict(X)))
+        model = DPFedC(3, **{**PRIVATE, "random_state": seed}).fit(X, sites=np.arange(len(X)) % 20)
+        found.append(adjusted_rand_score(y, model.labels_))
+    assert max(cut) < 0.6
+    assert min(found) > 0.95
