@@ -81,6 +81,30 @@ def test_prototypes_that_may_be_noise_have_no_say():
     assert np.isfinite(swamped["centers"]).all()
 
 
+def test_records_of_a_few_values_cost_nothing_and_are_put_together_all_the_same():
+    """Noise may leave no spread at all; what was released must not be lost for that."""
+    state = {**state_of(CORNERS), "best_cost": np.asarray(0.0), "mean_squares": np.zeros(4)}
+    found = put_together(graph_of([]), 1.0, state, 4)
+    assert {tuple(row) for row in found["centers"].round(9)} == {tuple(row) for row in CORNERS}
+    X = np.repeat(np.eye(3), 1000, axis=0)
+    settings = {"epsilon": 2.0, "norm_bound": 2.0, "random_state": 3}
+    model = DPFedC(3, **settings).fit(X, sites=np.arange(3000) % 3)
+    assert np.isfinite(model.cluster_centers_).all()
+
+
+def test_what_links_alone_give_is_not_called_stable_if_no_start_comes_to_it():
+    prototypes = 0.2 * np.array([[0.0, 0.0], [0.8, 0.0], [2.0, 0.0], [2.9, 0.0]])
+    state = {
+        **state_of(prototypes),
+        "best_cost": np.asarray(2000.0),
+    }  # wide clusters: all cost alike
+    found = put_together(graph_of([(1, 2, 200.0), (2, 3, 200.0)]), 1.0, state, 2)
+    assert sorted(found["centers"][:, 0]) == pytest.approx([0.0, 0.2 * 5.7 / 3])
+    assert found["stability"] < 0.5
+    links = graph_of([(0, 1, 200.0), (2, 3, 200.0)])
+    assert put_together(links, 1.0, state, 2)["stability"] == 1
+
+
 def stages(n_features, settings, epsilon=2.0):
     target = None if epsilon is None else PrivacyTarget(epsilon, 1e-5, trust="secure-aggregation")
     facts = Federation(n_features, np.full(20, 500))

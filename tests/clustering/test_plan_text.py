@@ -210,7 +210,9 @@ def test_rounds_that_the_user_asked_for_are_set_beside_the_planners():
 
 def test_refinement_is_explained_by_features_or_noise():
     _, told = words(TABLE, together(), 3)
-    assert told["Refinement"] == "3 rounds move each centre to the mean of its records."
+    assert told["Refinement"] == (
+        "2 rounds move each prototype, and 1 each centre, to the mean of its records."
+    )
     assert told["Start"].startswith("prototypes are put together to 3 clusters from many starts")
     _, told = words(TABLE, together(), 2)
     assert told["Refinement"] == "3 rounds move each centre to the mean of its records."

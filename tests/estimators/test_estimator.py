@@ -260,6 +260,16 @@ def test_no_sites_means_one_site(blobs):
     assert alone.history_.settings["n_sites"] == 1
 
 
+def test_a_subspace_of_all_directions_changes_no_record_s_cluster(rng):
+    """Its coordinates are rotated, and as many as the features are."""
+    y = np.arange(600) % 4
+    X = 10 * np.eye(4)[y] + rng.standard_normal((600, 4))
+    settings = {"epsilon": None, "cells": None, "refine_rounds": 0, "random_state": 0}
+    for subspace in (None, 4):
+        model = DPFedC(4, subspace=subspace, **settings).fit(X, sites=np.arange(600) % 3)
+        assert clustering_accuracy(y, model.labels_) > 0.95
+
+
 @pytest.mark.parametrize("center", [True, False])
 @pytest.mark.parametrize("epsilon", [None, 1.0])
 @pytest.mark.parametrize("subspace", [None, 2])

@@ -41,7 +41,11 @@ def factorization_model(
     scale = state.get("scale")
     if "groups" in state:
         return _merged_model(given, plan, state, names=names, about=about)
-    W = in_all_features(as_numpy(state["W"] if "W" in state else state["centers"]), state)
+    if "W" in state:
+        W = as_numpy(state["W"])
+        W = W @ as_numpy(state["basis"]) if "basis" in state else W
+    else:
+        W = in_all_features(as_numpy(state["centers"]), state)
     n_features = W.shape[1] - (constant != 0 and "basis" not in state)
     # In a subspace they are still on their way.
     done = "counts" in state and state["best_centers"].shape[1] == n_features
@@ -182,13 +186,19 @@ def _of_cells(cells: Cells, way: Sequence[Stage], facts: Federation) -> Iterator
             f"Start: prototypes are put together to {k:,} clusters from many starts, too. Of those "
             "that cost about the same, the ones are taken with few records between them."
         )
-    n_rounds = sum(stage.n_rounds for stage in moving)
-    yield f"Refinement: {n_rounds} rounds move each centre to the mean of its records."
+        yield (
+            f"Refinement: {moving[0].n_rounds} rounds move each prototype, and "
+            f"{moving[-1].n_rounds} each centre, to the mean of its records."
+        )
+    else:
+        n_rounds = sum(stage.n_rounds for stage in moving)
+        yield f"Refinement: {n_rounds} rounds move each centre to the mean of its records."
     subspace = next(stage for stage in way if isinstance(stage, Subspace))
     if subspace.n_dimensions < facts.n_features:
         yield (
-            f"Subspace: cells are sought in {subspace.purpose}; {k:,} clusters need no more, and "
-            "noise has less room there."
+            f"Subspace: cells are sought in {subspace.purpose}; {first:,} "
+            f"{'prototypes' if by_links else 'clusters'} need no more, and noise has less room "
+            "there."
         )
     else:
         yield "Subspace: none; all features are used."

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfedc.clustering.residual_lloyd import MIN_COUNT as MIN_FILLED
-from dpfedc.clustering.residual_lloyd import roomy_bounds
+from dpfedc.clustering.residual_lloyd import MIN_RESIDUAL, roomy_bounds
 from dpfedc.clustering.stage import State
 from dpfedc.kernels.cluster_sums import squared_distances
 from dpfedc.kernels.merge_tree import (
@@ -22,7 +22,7 @@ from dpfedc.kernels.merge_tree import (
     merge_tree,
     step_of_one_cloud,
 )
-from dpfedc.kernels.weighted_kmeans import Clustering, best_of, clusterings, grouped
+from dpfedc.kernels.weighted_kmeans import Clustering, agreement, best_of, clusterings, grouped
 from dpfedc.summary.choice_of_k import MIN_STEP, rise_in_words
 
 Float = npt.NDArray[np.float64]
@@ -162,12 +162,13 @@ def put_together(
 
     rng = np.random.default_rng(0)  # on released values: no noise depends on it
     found = clusterings(prototypes, weights, n_clusters, N_STARTS, rng)
-    least = min(map(cost, found))
+    least = max(min(map(cost, found)), MIN_RESIDUAL**2)  # where records are few values, it is none
     scores = [cost(one) / least + PARTED_WEIGHT * parted(one) for one in found]
     best, stable = best_of(found, scores, weights)
     tree = merge_tree(links, noise_std, prototypes, least=n_clusters)
     merged = grouped(prototypes, weights, tree.groups[n_clusters])
     if cost(merged) <= MAX_COST * cost(best) and parted(best) >= FEWER * parted(merged):
+        stable = min(stable, agreement(best.labels, merged.labels, weights))
         best = merged
     members = np.eye(n_clusters)[best.labels].T * weights
     sizes = np.maximum(members.sum(axis=1), 1.0)
