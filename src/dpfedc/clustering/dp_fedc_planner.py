@@ -111,7 +111,7 @@ SETTINGS: Mapping[str, Setting] = {
     "quality": flag(False),
 }
 """All that may be set. "auto" and None leave the choice to the plan."""
-MAX_CELL_NOISE = {LOW_DIMENSION: 0.025, 256: 0.022}
+MAX_CELL_NOISE = {LOW_DIMENSION: 0.03, 256: 0.022}
 """Up to so many features cells are used below this noise ratio: beyond, a second moment is a matrix
 of many numbers, and noise hides all but its first directions."""
 SEARCH_ONLY = (
