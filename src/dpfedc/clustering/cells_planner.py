@@ -63,7 +63,6 @@ def by_cells(
     moving = (1 - CELLS_SHARE) * rest
     n_rounds = LLOYD_ROUNDS if choices.refine_rounds == "auto" else choices.refine_rounds
     a_start = isinstance(graph, LeastParted)
-    n_rounds = max(n_rounds, 2) if a_start else n_rounds
     if n_rounds == 1 or not (some or a_start):
         last = ResidualLloyd(k, n_rounds, plain=True, merges=True, longest=LONGEST)
         stages: tuple[Stage, ...] = (subspace, cells, last)
