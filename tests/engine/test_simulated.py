@@ -37,6 +37,7 @@ STAGES = {
     "subspace": Subspace(3),
     "one step": Factorization(4, 1),
     "one step, constant": Factorization(4, 1, constant=0.5),
+    "one step, counted": Factorization(4, 1, counted=True),
     "one step in a subspace": Factorization(4, 1),
     "four steps": LocalSteps(4, 1, extra_steps=3, penalty=Penalty(centroid_ridge=0.2)),
     "four steps in a subspace": LocalSteps(4, 1, extra_steps=3),

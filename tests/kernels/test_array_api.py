@@ -176,6 +176,7 @@ RUNS = {
         ),
         Centers(3, constant=0.5),
     ],
+    "counted": [*NORMALIZED, Factorization(3, 5, counted=True), Lengths(3)],
     "clamped, not standardised": [Factorization(3, 4, clamp=True)],
     "in a subspace": [
         Bound(2.0),

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpfedc.clustering import neighbors, residual_lloyd
+from dpfedc.clustering import factorization, neighbors, residual_lloyd
 from dpfedc.clustering.local_steps import LocalSteps
 from dpfedc.clustering.quality import Quality
 from dpfedc.kernels.clipping import clip_weights
@@ -40,7 +40,7 @@ def steps_case(stage, X, sizes=None, *, W=((1.0, 0.0),), q=1.0, center=(0.0, 0.0
     return Case(stage, state, np.asarray(X, dtype=float), sizes or (len(X),), q=q)
 
 
-@pytest.mark.parametrize("stage", ["mean", "scale", "one step", "three steps"])
+@pytest.mark.parametrize("stage", ["mean", "scale", "one step", "one step, counted", "three steps"])
 def test_a_clip_that_is_missing(stage, monkeypatch):
     if stage == "three steps":
         case = plain_case(local_steps(3, 3, (4, 8), q=1.0, clip=0.03))
@@ -50,6 +50,20 @@ def test_a_clip_that_is_missing(stage, monkeypatch):
     plant(
         monkeypatch, clip_weights, lambda right, norms, _, keep=None: right(norms, math.inf, keep)
     )
+    assert farthest(case) > 2
+
+
+def test_a_count_that_is_not_in_the_norm(monkeypatch):
+    """A record's count is clipped with its gradient: it must be in the norm that is clipped."""
+    case = plain_case(*stage_of("one step, counted"))
+    monkeypatch.setattr(factorization, "COUNT_WEIGHT", 3.0)
+    assert is_bounded(case)
+    right = factorization.OuterSum
+
+    def forgetful(left, other, norms, **how):
+        return right(left, other, norms / math.sqrt(1 + 3.0**2), **how)
+
+    monkeypatch.setattr(factorization, "OuterSum", forgetful)
     assert farthest(case) > 2
 
 

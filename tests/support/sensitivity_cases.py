@@ -22,13 +22,14 @@ KINDS = ("plain", "zero", "tiny", "long", "huge", "repeated", "at the centre", "
 STAGES = (
     "bound", "mean", "scale", "subspace", "one step", "sums and Gram", "lengths", "clusters",
     "nearest", "Lloyd", "radius", "residuals", "residuals in all features", "neighbours",
-    "quality", "quality by membership",
+    "quality", "quality by membership", "one step, counted",
 )  # fmt: skip
 LEAST_REACHED = {
     "lengths": 0.75, "sums and Gram": 0.95, "neighbours": 0.95, "quality": 0.9,
     "quality by membership": 0.9,
 }  # fmt: skip
 """The part of the stated sensitivity that records of `plain_case` reach, where that is not all."""
+SAMPLED = ("one step", "one step, counted", "sums and Gram")
 TINY = {np.float32: 1e-25, np.float64: 1e-180}
 HUGE = {np.float32: 1e25, np.float64: 1e200}
 """Their squares underflow and overflow."""
@@ -61,7 +62,7 @@ def cases(draw, name):
     clip, rho = draw(st.sampled_from([0.03, 0.1, 1.0])), draw(st.sampled_from([0.0, 0.3, 1.0]))
     stage, t = stage_of(name, k, constant=constant, clip=clip, rho=rho)
     with_subspace = ("one step", "sums and Gram", "lengths", "clusters", "residuals")
-    with_subspace += ("quality by membership",)
+    with_subspace += ("quality by membership", "one step, counted")
     if name in with_subspace and not constant and draw(st.booleans()):
         state = with_basis(rng, state, draw(st.integers(1, n_features)), honest=draw(st.booleans()))
     state = with_centers(rng, state, constant, unit=draw(st.booleans()))
@@ -77,7 +78,7 @@ def cases(draw, name):
         length = 10.0 ** draw(st.floats(-3, 0))
         state = with_places(rng, state, stage, length, dtype)
     X = hostile_records(rng, kinds, state, bound=bound, dtype=dtype)
-    q = draw(st.sampled_from([1.0, 0.5])) if name in ("one step", "sums and Gram") else 1.0
+    q = draw(st.sampled_from([1.0, 0.5])) if name in SAMPLED else 1.0
     return Case(stage, state, X, sizes, t, q), draw(st.integers(0, sum(sizes) - 1))
 
 
@@ -90,6 +91,10 @@ def stage_of(name, k=3, *, constant=0.0, clip=0.03, rho=1.0):
         "scale": (Scale(), 1),
         "subspace": (Subspace(1), 1),
         "one step": (Factorization(k, 4, penalty=penalty, clip_norm=clip, constant=constant), 2),
+        "one step, counted": (
+            Factorization(k, 4, penalty=penalty, clip_norm=clip, constant=constant, counted=True),
+            2,
+        ),
         "sums and Gram": (SumsAndGram(k, 4, penalty=penalty, constant=constant), 2),
         "Lloyd": (LloydSums(k, 4), 2),
         "radius": (Radius(1.0), 1),

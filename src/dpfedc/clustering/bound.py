@@ -22,11 +22,12 @@ from dpfedc.clustering.stage import (
     State,
     broadcast,
 )
+from dpfedc.clustering.standardize import distances, distances_memory
 from dpfedc.errors import NotFound
 from dpfedc.kernels import Array
 from dpfedc.kernels.cluster_sums import one_hot
 from dpfedc.kernels.devices import on_host
-from dpfedc.kernels.row_views import Columns, centered_norms
+from dpfedc.kernels.row_views import Columns
 from dpfedc.privacy.gate import Released
 from dpfedc.privacy.sampling import RoundSample
 from dpfedc.privacy.sums import OuterSum
@@ -134,11 +135,14 @@ class Bound(Stage):
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         return {self.around: public.asarray(np.zeros(public.n_features)), **state}
 
+    def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
+        return distances_memory(batch, broadcast(state, self.around))
+
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
     ) -> OuterSum:
         xp = array_namespace(batch.X)
-        norms = centered_norms(batch.X, broadcast(state, self.around))
+        norms = distances(batch, broadcast(state, self.around))
         octaves = xp.log2(xp.clip(norms, min=2.0**-OCTAVES, max=2.0**OCTAVES))
         octaves = xp.where(xp.isfinite(octaves), octaves, xp.zeros_like(octaves))
         bins = xp.clip(xp.floor((octaves + OCTAVES) * BINS_PER_OCTAVE), min=0, max=N_BINS - 1)

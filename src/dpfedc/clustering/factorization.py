@@ -11,13 +11,14 @@ centres alone: sites keep nothing between rounds (docs/decisions/0002-stateless-
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
 from dpfedc.clustering.mean_and_scale import mean_entry, scale_entry
 from dpfedc.clustering.stage import (
@@ -39,7 +40,7 @@ from dpfedc.clustering.standardize import (
 )
 from dpfedc.kernels import Array
 from dpfedc.kernels.clipping import only_where
-from dpfedc.kernels.devices import fused_kernels
+from dpfedc.kernels.devices import fused_kernels, on_host
 from dpfedc.kernels.objective import (
     curvature_of_gram,
     membership_penalties,
@@ -47,7 +48,7 @@ from dpfedc.kernels.objective import (
     residual_norms,
     unit_rows,
 )
-from dpfedc.kernels.row_views import Residuals, Standardized
+from dpfedc.kernels.row_views import Columns, Residuals, Standardized
 from dpfedc.privacy.gate import Released
 from dpfedc.privacy.sampling import RoundSample
 from dpfedc.privacy.sums import Contribution, KernelSum, OuterSum
@@ -56,6 +57,13 @@ from dpfedc.settings import Penalty
 
 W_MAX = 2.0
 """Centres have unit rows. A site refuses larger ones: products with them would lose precision."""
+COUNT_WEIGHT = 0.2
+"""How much a record's count weighs beside its gradient, where a round has both."""
+LEAST_HELD = 2.0
+"""A direction holds records if their count is so many standard deviations of its noise."""
+FIRST_MOVE, LAST_MOVE = 0.2, 0.7
+"""Between these parts of the rounds directions of no records are moved: before, nothing is known of
+them, and after, they could not settle."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,8 @@ class Factorization(Stage):
     """Which of the seed's random starts it is."""
     sites_per_round: int | None = None
     sampling_probability: float = 1.0
+    counted: bool = False
+    """Whether a round also counts records, so that directions of none can be moved."""
     name = "factorisation"
     purpose = "the search for the clusters"
     reads = (*VIEW, "W")
@@ -92,7 +102,8 @@ class Factorization(Stage):
         return {"data_mean": mean_entry(n_features), "scale": scale_entry(1.0), **known, "W": W}
 
     def upload(self, known: Known, n_features: int) -> Form:
-        return Form(known["W"].shape)
+        k, width = known["W"].shape
+        return Form((k, width + self.counted))
 
     def sensitivity(self, state: State, t: int) -> float:
         """Return the norm that gradients are clipped to."""
@@ -136,11 +147,29 @@ class Factorization(Stage):
         sizes = xp.sqrt(xp.sum(H * H, axis=1))
         # A record whose numbers overflow is null: weight 0, and nothing that 0 would not cancel.
         H = only_where(xp.isfinite(sizes), H)
-        norms = 2 * residual_norms(view.squared_norms, A, H, gram) * sizes
-        return OuterSum(H, Residuals(H, W, view), norms, factor=2.0)
+        lengths = residual_norms(view.squared_norms, A, H, gram)
+        residuals, norms = Residuals(H, W, view), 2 * lengths * sizes
+        if not self.counted:
+            return OuterSum(H, residuals, norms, factor=2.0)
+        # In proportion to its residual: once both are clipped, every record counts alike.
+        counts = COUNT_WEIGHT * only_where(xp.isfinite(norms), lengths[:, None])
+        norms = norms * math.sqrt(1 + COUNT_WEIGHT**2)
+        return OuterSum(H, Columns.of(residuals, counts), norms, factor=2.0)
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        return self.stepped(state, released.value / released.n_records)
+        width = state["W"].shape[1]
+        stepped = self.stepped(state, released.value[:, :width] / released.n_records)
+        if not self.counted or not FIRST_MOVE <= t / self.n_rounds <= LAST_MOVE:
+            return stepped
+        from dpfedc.kernels.relocation import revived_directions  # no site needs it
+
+        W, xp = stepped["W"], array_namespace(released.value)
+        one = self.clip_norm * COUNT_WEIGHT / math.sqrt(1 + COUNT_WEIGHT**2)
+        held = on_host(released.value[:, -1]).astype(np.float64) / one
+        least = max(LEAST_HELD * released.event.noise_std / one, 1.0)
+        rng = np.random.default_rng(t)  # on released values: no noise depends on it
+        moved = revived_directions(on_host(W).astype(np.float64), held, least, rng)
+        return {**stepped, "W": self.feasible(xp.asarray(moved, dtype=W.dtype, device=device(W)))}
 
     def stepped(self, state: State, mean: Array) -> State:
         """Return the centres after one step against a mean gradient."""
@@ -186,7 +215,7 @@ class Factorization(Stage):
     def fused(self, X: Array, state: State) -> Any:
         """Return the kernels that do a round in one, or None: they know only the plain view."""
         kernels, k = fused_kernels(X), self.n_clusters
-        if kernels is None or self.constant or "basis" in state:
+        if kernels is None or self.constant or self.counted or "basis" in state:
             return None
         fits = kernels.fits(X, k, steps=self.membership_steps, bound=self.clip_norm)
         return kernels if fits else None

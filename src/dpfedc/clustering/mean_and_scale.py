@@ -20,8 +20,9 @@ from dpfedc.clustering.stage import (
     State,
     broadcast,
 )
+from dpfedc.clustering.standardize import distances, distances_memory
 from dpfedc.kernels import Array
-from dpfedc.kernels.row_views import Columns, Standardized, centered_norms, is_far
+from dpfedc.kernels.row_views import Columns, Standardized, is_far
 from dpfedc.privacy.gate import Released
 from dpfedc.privacy.sampling import RoundSample
 from dpfedc.privacy.sums import OuterSum
@@ -92,11 +93,14 @@ class Mean(Stage):
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
         return {self.around: public.asarray(np.zeros(public.n_features)), **state}
 
+    def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
+        return distances_memory(batch, broadcast(state, self.around))
+
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
     ) -> OuterSum:
         xp, origin = array_namespace(batch.X), broadcast(state, self.around)
-        norms = centered_norms(batch.X, origin)
+        norms = distances(batch, origin)
         ones = xp.ones_like(norms)
         far = is_far(origin, state.get("bound"))
         records = Standardized(batch.X, origin, ones, norms**2, 0.0, far=far)
@@ -147,11 +151,14 @@ class Scale(Stage):
         origin = state.get("origin", public.asarray(np.zeros(public.n_features)))
         return {"data_mean": origin, **state}
 
+    def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
+        return distances_memory(batch, broadcast(state, "data_mean"))
+
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
     ) -> OuterSum:
         xp = array_namespace(batch.X)
-        norms = centered_norms(batch.X, broadcast(state, "data_mean"))
+        norms = distances(batch, broadcast(state, "data_mean"))
         finite = xp.where(xp.isfinite(norms), norms, xp.zeros_like(norms))
         return OuterSum(xp.ones_like(norms)[:, None], Columns.of(finite), norms, shape=())
 

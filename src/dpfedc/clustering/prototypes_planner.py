@@ -13,8 +13,9 @@ from dpfedc.clustering.run_plan import Federation, Way
 from dpfedc.errors import InvalidInput
 from dpfedc.settings import require_integer
 
-PER_CLUSTER, MIN_PROTOTYPES, MAX_PROTOTYPES = 2, 12, 1000
-"""Two for each cluster, but a dozen at least: fewer cannot follow a shape."""
+PER_CLUSTER, MOST_MORE, MIN_PROTOTYPES, MAX_PROTOTYPES = 2, 10, 12, 1000
+"""Two for each cluster, at most ten more than clusters, but a dozen at least: fewer cannot follow a
+shape."""
 MORE_FOR_CHOICE, PART_FOR_CHOICE = 6, 0.2
 """So many more than the largest number that may be chosen, or this part of it."""
 GRAPH_SHARE, MAX_GRAPH_SHARE = 0.05, 0.2
@@ -63,7 +64,7 @@ def n_prototypes(
         return int(max(choices.n_prototypes, high))
     if not (any_shape or by_links or chosen):
         return high
-    wanted = PER_CLUSTER * high
+    wanted = min(PER_CLUSTER * high, high + MOST_MORE)
     if chosen:
         wanted = high + max(MORE_FOR_CHOICE, math.ceil(PART_FOR_CHOICE * high))
     most = [max(wanted, MIN_PROTOTYPES), MAX_PROTOTYPES, facts.n_records // MIN_RECORDS]

@@ -11,7 +11,7 @@ from dpfedc.clustering.stage import Public, SiteBatch, State, broadcast
 from dpfedc.errors import InvalidInput
 from dpfedc.kernels import Array
 from dpfedc.kernels.devices import on_host_once
-from dpfedc.kernels.row_views import Standardized, is_far
+from dpfedc.kernels.row_views import Standardized, centered_norms, is_far
 
 VIEW = ("data_mean", "scale", "basis")
 """What the standardised view of the records depends on."""
@@ -21,9 +21,30 @@ def fingerprint(state: State, constant: float, longest: float) -> int:
     """Return a number that stands for what standardising depends on."""
     names = [name for name in VIEW if name in state]
     content = b"".join(name.encode() + on_host_once(state[name]).tobytes() for name in names)
-    content += float(constant).hex().encode() + float(longest).hex().encode()
+    return _number(content + float(constant).hex().encode() + float(longest).hex().encode())
+
+
+def _number(content: bytes) -> int:
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
+
+
+def distances_memory(batch: SiteBatch, center: Array) -> dict[str, Array]:
+    """Return how far each record is from a centre, and from which: the next stage may ask again."""
+    xp, on = array_namespace(batch.X), device(batch.X)
+    number = _number(on_host_once(center).tobytes())
+    made_from = xp.full(batch.n_records, number, dtype=xp.int64, device=on)
+    return {"distances": distances(batch, center), "distances_from": made_from}
+
+
+def distances(batch: SiteBatch, center: Array) -> Array:
+    """Return |x_j - center|, from what the sites remember if it is of the same centre."""
+    memory = batch.memory
+    if "distances_from" in memory:
+        number = _number(on_host_once(center).tobytes())
+        if bool(array_namespace(batch.X).all(memory["distances_from"] == number)):
+            return memory["distances"]
+    return centered_norms(batch.X, center)
 
 
 def standardized_memory(
@@ -37,9 +58,11 @@ def standardized_memory(
     number, memory = fingerprint(state, constant, longest), batch.memory
     if "made_for" in memory and bool(xp.all(memory["made_for"] == number)):
         return {name: memory[name] for name in ("factors", "squared_norms", "made_for")}
+    center = broadcast(state, "data_mean")
     view = Standardized.of(
         batch.X,
-        center=broadcast(state, "data_mean"),
+        center=center,
+        norms=distances(batch, center),
         scale=broadcast(state, "scale", above=0) if "scale" in state else None,
         constant=constant,
         basis=broadcast(state, "basis") if "basis" in state else None,

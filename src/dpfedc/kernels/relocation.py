@@ -50,3 +50,30 @@ def relocated_centers(
         centers[split] = centers[split] + reach
         free[[a, b, split]] = False
     return centers
+
+
+REACH = 0.5
+"""How far apart two directions begin that were one: the tangent of half the angle."""
+
+
+def revived_directions(W: Float, held: Float, least: float, rng: np.random.Generator) -> Float:
+    """Move unit rows that hold too few records to where one holds very many.
+
+    Noise turns a direction of few records away from all of them, and it does not come back: in many
+    dimensions a random direction is far from everything. So it takes half of the records of the
+    direction that holds most. Both are turned apart, along a random mixture of all that hold some.
+    """
+    W, held = W.copy(), held.copy()
+    live = held >= least
+    if live.sum() < 2:
+        return W
+    others = W[live]
+    for empty in np.flatnonzero(~live).tolist():
+        widest = int(np.argmax(held))
+        if held[widest] < 2 * least:
+            break
+        apart = rng.standard_normal(len(others)) @ others
+        apart *= REACH / np.linalg.norm(apart)
+        W[empty], W[widest] = W[widest] + apart, W[widest] - apart
+        held[[empty, widest]] = held[widest] / 2
+    return W

@@ -178,10 +178,14 @@ class Standardized:
         constant: float = 0.0,
         basis: Array | None = None,
         longest: float = 1.0,
+        norms: Array | None = None,
     ) -> Standardized:
-        """Return the view; costs one pass over X, and a product with the basis if there is one."""
+        """Return the view; costs one pass over X, and a product with the basis if there is one.
+
+        The pass is for |x_j - center|, and saved where these norms are given.
+        """
         xp = array_namespace(X, center)
-        norms = centered_norms(X, center)
+        norms = centered_norms(X, center) if norms is None else norms
         factors = xp.ones_like(norms)
         if scale is not None:
             factors = 1 / xp.where(norms > longest * scale, norms / longest, factors * scale)
