@@ -3,7 +3,8 @@
 python benchmarks/frontier.py [--half tuning] [--seeds 5] [--first-seed 1000] [--old PATH]
     [--jobs 2] [--trust secure-aggregation] [--sets a,b] [--output results/frontier] [--device cpu]
 
-Defaults are found on the tuning half. The judging half is run once, when they are settled.
+Defaults are found on the tuning half. The judging half is run once, when they are settled; later
+sets (--half later) are for what is settled after that.
 Records are dealt at random to 20 sites; delta is 1e-5 and everything else is at its default. A run
 that refuses scores 0. Measures are the adjusted Rand index, normalised mutual information, and the
 mean squared distance of records to the nearest released centre over that of pooled k-means (the
@@ -463,7 +464,7 @@ def chosen(given: Any, parser: argparse.ArgumentParser) -> dict[str, list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--half", choices=("tuning", "judging", "both"), default="tuning")
+    parser.add_argument("--half", choices=(*HALVES, "both"), default="tuning")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=1000)
     parser.add_argument("--old", type=Path, help="src folder of an older version")
