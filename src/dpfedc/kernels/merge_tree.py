@@ -147,13 +147,19 @@ MAX_LINK = 0.4
 """Stronger links say no more than this one: the groups are one."""
 
 
-def chosen_step(tree: MergeTree, low: int, high: int) -> tuple[int, float, Links]:
+def chosen_step(
+    tree: MergeTree, low: int, high: int, needed: float = 0.0
+) -> tuple[int, float, Links]:
     """Return the number of groups at which links fall, by how much, and in which reading of them.
 
-    It is the one in which they fall by more.
+    It is the one in which they fall by more. If that is less than is `needed` to be clear, it is
+    the one with fewer groups.
     """
     found = [(*best_step(links.values, low, high), links) for links in (tree.whole, tree.nearest)]
-    return max(found, key=lambda step: step[1])
+    best = max(found, key=lambda step: step[1])
+    if best[1] >= needed:
+        return best
+    return min((step for step in found if step[1] > 0), key=lambda step: step[0], default=best)
 
 
 N_CLOUDS, MAX_DIRECTIONS = 40, 5
