@@ -143,7 +143,7 @@ def shortest_trees(prototypes: Float, groups: Int) -> Int:
     return np.concatenate(pairs)
 
 
-MAX_LINK = 0.4
+MAX_LINK = 0.5
 """Stronger links say no more than this one: the groups are one."""
 
 
