@@ -97,7 +97,7 @@ def _search(
         return SumsAndGram(choices.n_clusters, n_rounds, **settings)
     extra = choices.extra_steps or 0
     if not extra:
-        counted = target is not None and facts.n_features > LOW_DIMENSION
+        counted = 0 < kappa <= MAX_USABLE_NOISE and facts.n_features > LOW_DIMENSION
         counted &= choices.n_clusters >= MIN_COUNTED
         return Factorization(choices.n_clusters, n_rounds, **settings, counted=counted)
     from dpfedc.clustering.local_steps import LocalSteps, largest_batch_ratio
