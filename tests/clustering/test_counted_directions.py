@@ -72,6 +72,23 @@ def test_nothing_moves_where_nothing_can_be_gained(held):
     )
 
 
+@pytest.mark.parametrize("rows", [np.zeros((3, 4)), np.ones((3, 4)) / 2])
+def test_directions_that_cannot_be_parted_stay(rows):
+    """Rows that a clamp left nothing of, and rows that are all alike."""
+    held = np.array([500.0, 400.0, 0.0])
+    moved = revived_directions(rows, held, 50.0, seeded())
+    assert np.isfinite(moved).all()
+    lengths = np.linalg.norm(moved, axis=1)
+    assert ((lengths > 1e-3) | (lengths == np.linalg.norm(rows, axis=1))).all()
+
+
+def test_no_counts_where_a_round_sees_some_of_the_sites():
+    facts = Federation(60, np.full(10, 200))
+    given = {"n_clusters": 5, "cells": None, "shape": "round", "sites_per_round": 5}
+    stages = method_named("dp-fedc").plan(given, facts, PrivacyTarget(2.0, 1e-5)).stages
+    assert not any(getattr(stage, "counted", False) for stage in stages)
+
+
 @pytest.mark.parametrize("t", range(1, 11))
 def test_directions_move_in_the_middle_of_the_rounds(t):
     stage, noise = Factorization(3, 10, counted=True), 1e-4

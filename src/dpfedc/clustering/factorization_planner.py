@@ -98,7 +98,8 @@ def _search(
     extra = choices.extra_steps or 0
     if not extra:
         counted = 0 < kappa <= MAX_USABLE_NOISE and facts.n_features > LOW_DIMENSION
-        counted &= choices.n_clusters >= MIN_COUNTED
+        # A round of some sites says nothing of clusters that lie at others.
+        counted &= choices.n_clusters >= MIN_COUNTED and per_round == facts.n_sites
         return Factorization(choices.n_clusters, n_rounds, **settings, counted=counted)
     from dpfedc.clustering.local_steps import LocalSteps, largest_batch_ratio
 

@@ -194,7 +194,7 @@ class SimulatedSites:
         """Make what all records keep at their sites; what the last stage left there may serve."""
         view = {name: state[name] for name in VIEW if name in state}
         if view.keys() != self._view.keys():  # no stage changes what another has found
-            self._view, self._seen = view, self.sites.seen(view)
+            self._view, self._seen, self._memory = view, self.sites.seen(view), {}
         sites, everyone = self._seen, np.arange(self.sites.n_sites)
         if not stage.sums_records:
             self._memory = stage.prepare(sites.batch(everyone, {}), state, self.randomness)

@@ -133,8 +133,8 @@ class DPFedC(FederatedClusterer):
     membership_steps : int, default=10
         Gradient steps on the memberships in a round (Q1).
     update : {"gradient", "sums-and-gram"}, default="gradient"
-        What a round releases (normalized variant): clipped gradients, or the two sums from which
-        the least-squares centres follow.
+        What a round releases (normalized variant): clipped gradients, with counts of records
+        above 50 features, or the two sums from which the least-squares centres follow.
     extra_steps : int or None, default=None
         Round t takes floor(extra_steps / t) + 1 steps on the centres at each site (the paper's
         Qhat). None: 0 for the normalized variant, 10 for the published one.
@@ -150,7 +150,7 @@ class DPFedC(FederatedClusterer):
         Weight of the penalty that makes memberships hard (rho). The normalized variant starts low
         and ends at this value, by default 1.
     clip_norm : float or "auto", default="auto"
-        The most that one record may add to a round's gradient.
+        The most that one record may add to a round's gradient, its count included.
     step : float or "auto", default="auto"
         How far the centres move in a round.
     momentum : float or "auto", default="auto"

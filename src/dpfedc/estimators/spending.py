@@ -96,8 +96,9 @@ def cost_of(plan: PrivacyPlan) -> npt.NDArray[np.float64]:
 
 def spent_most(sums: npt.NDArray[np.float64], unit: str) -> Spent:
     """Return what was spent on the record that has lost most."""
-    # Records of the same fits have the same sums, so there are few of them.
-    each = [_spent(row, unit) for row in np.unique(sums, axis=0).tolist()]
+    # Records of the same fits have the same sums, so there are few of them; mostly one.
+    others = sums[(sums != sums[0]).any(axis=1)]
+    each = [_spent(row, unit) for row in [sums[0].tolist(), *np.unique(others, axis=0).tolist()]]
     return max(each, key=lambda spent: spent.epsilon)
 
 

@@ -55,6 +55,9 @@ def relocated_centers(
 REACH = 0.5
 """How far apart two directions begin that were one: the tangent of half the angle."""
 
+LEAST_LENGTH = 1e-3
+"""A shorter row has no direction but that of its rounding."""
+
 
 def revived_directions(W: Float, held: Float, least: float, rng: np.random.Generator) -> Float:
     """Move unit rows that hold too few records to where one holds very many.
@@ -64,7 +67,7 @@ def revived_directions(W: Float, held: Float, least: float, rng: np.random.Gener
     direction that holds most. Both are turned apart, along a random mixture of all that hold some.
     """
     W, held = W.copy(), held.copy()
-    live = held >= least
+    live = (held >= least) & (np.linalg.norm(W, axis=1) > 0)
     if live.sum() < 2:
         return W
     others = W[live]
@@ -74,6 +77,9 @@ def revived_directions(W: Float, held: Float, least: float, rng: np.random.Gener
             break
         apart = rng.standard_normal(len(others)) @ others
         apart *= REACH / np.linalg.norm(apart)
-        W[empty], W[widest] = W[widest] + apart, W[widest] - apart
+        parted = np.stack([W[widest] + apart, W[widest] - apart])
+        if not np.linalg.norm(parted, axis=1).min() > LEAST_LENGTH:
+            continue  # all of them are one direction, or nothing is left of them
+        W[[empty, widest]] = parted
         held[[empty, widest]] = held[widest] / 2
     return W
