@@ -37,7 +37,7 @@ def test_a_run_that_counts_the_records_of_directions(federation, trust):
     path = federation.home / f"{trust}.toml"
     path.write_text(
         f'[run]\nname = "{trust}"\ncoordinator = "test"\nclusters = {K}\nfeatures = {COLUMNS}\n'
-        f'[privacy]\nepsilon = 10\ndelta = 1e-5\nnorm_bound = 40.0\ntrust = "{trust}"\n'
+        f'[privacy]\nepsilon = 60\ndelta = 1e-5\nnorm_bound = 20.0\ntrust = "{trust}"\n'
         f"[rounds]\nrounds = 8\ndeadline = {PATIENCE}\n"
     )
     running = federation.run("start", path)
