@@ -13,9 +13,10 @@ from dpfedc.clustering.run_plan import Federation, Way
 from dpfedc.errors import InvalidInput
 from dpfedc.settings import require_integer
 
-PER_CLUSTER, MOST_MORE, MIN_PROTOTYPES, MAX_PROTOTYPES = 2, 10, 12, 1000
-"""Two for each cluster, at most ten more than clusters, but a dozen at least: fewer cannot follow a
-shape."""
+PER_CLUSTER, ENOUGH, PART_MORE = 2, 25, 0.25
+"""Two for each cluster, up to 25; where clusters are so many themselves, a quarter more."""
+MIN_PROTOTYPES, MAX_PROTOTYPES = 12, 1000
+"""Fewer cannot follow a shape."""
 MORE_FOR_CHOICE, PART_FOR_CHOICE = 6, 0.2
 """So many more than the largest number that may be chosen, or this part of it."""
 GRAPH_SHARE, MAX_GRAPH_SHARE = 0.05, 0.2
@@ -64,7 +65,7 @@ def n_prototypes(
         return int(max(choices.n_prototypes, high))
     if not (any_shape or by_links or chosen):
         return high
-    wanted = min(PER_CLUSTER * high, high + MOST_MORE)
+    wanted = max(min(PER_CLUSTER * high, ENOUGH), high + math.ceil(PART_MORE * high))
     if chosen:
         wanted = high + max(MORE_FOR_CHOICE, math.ceil(PART_FOR_CHOICE * high))
     most = [max(wanted, MIN_PROTOTYPES), MAX_PROTOTYPES, facts.n_records // MIN_RECORDS]
