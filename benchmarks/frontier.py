@@ -72,10 +72,6 @@ def cost(X: Any, centers: Any) -> float:
     return float(np.maximum(squares.min(axis=1), 0.0).mean())
 
 
-def on_host(values: Any) -> Any:
-    return np.asarray(values.cpu() if hasattr(values, "cpu") else values)
-
-
 def pooled(job: Row) -> Row:
     X, y, k, _ = dealt(job["half"], job["set"], job["seed"])
     model = KMeans(k, n_init=10, random_state=job["seed"]).fit(X)
@@ -97,21 +93,13 @@ def fitted(job: Row) -> Row:
     X, y, k, sites = dealt(job["half"], job["set"], job["seed"])
     model = DPFedC(
         n_clusters=k, epsilon=job["epsilon"], delta=DELTA, trust=job["trust"],
-        random_state=job["seed"],
+        random_state=job["seed"], device=None if job["device"] == "cpu" else job["device"],
     )  # fmt: skip
-    given = X
-    if job["device"] == "cuda":
-        import torch
-
-        given = torch.as_tensor(X, device="cuda")
     try:
-        model.fit(given, sites=sites)
+        model.fit(X, sites=sites)
     except refusals as refusal:
         return {"ari": 0.0, "nmi": 0.0, "cost": None, "refused": str(refusal)}
-    return {
-        **agreement(y, on_host(model.labels_)),
-        "cost": cost(X, on_host(model.cluster_centers_)),
-    }
+    return {**agreement(y, model.labels_), "cost": cost(X, model.cluster_centers_)}
 
 
 def work() -> None:

@@ -144,7 +144,6 @@ def test_noise_has_the_stated_law_and_a_key_of_its_own():
     table = np.corrcoef([values, *others])
     # |r| < 6 / sqrt(20,000): false alarms below 1e-7.
     assert np.abs(table - np.eye(len(table))).max() < 6 / math.sqrt(20_000)
-    assert noise.stamp == SIMULATED
 
 
 def test_noise_of_a_symmetric_release():
