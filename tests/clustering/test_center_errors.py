@@ -95,3 +95,41 @@ def test_sizes_and_errors_are_of_the_round_whose_centres_are_kept():
     np.testing.assert_allclose(worse["counts"], [5, 5, 5])
     better = stage.combine(good, released(round_of([600.0, 600.0, 500.0], [0.5, 0.5, 0.5])), 2)
     np.testing.assert_allclose(better["sizes"], [600, 600, 500])
+
+
+def test_a_round_that_costs_more_by_no_more_than_noise_is_kept():
+    a, noise = 0.5, 2.0
+    squares = COUNTS * (MEANS**2).sum(axis=1)
+
+    def round_of(spread, t, state):
+        value = np.column_stack([COUNTS[:, None] * MEANS, a * COUNTS, a * (squares + spread)])
+        event = ReleaseEvent("centres", t, t, int(COUNTS.sum()), noise_std=noise)
+        return stage.combine(state, received([Upload(value)], event), t)
+
+    stage = Centers(3, n_rounds=2, refine=True, bounded=True)
+    state = {"centers": MEANS + 0.1, "best_centers": MEANS, "best_cost": np.asarray(np.inf)}
+    first = round_of(10.0, 1, state)
+    of_cost = noise / a * np.sqrt(3)
+    for more, cost in ((1.9 * of_cost, 30 + 1.9 * of_cost), (2.1 * of_cost, 30.0)):
+        after = round_of(10.0 + more / 3, 2, first)
+        assert float(after["best_cost"]) == pytest.approx(cost)
+
+
+def test_later_rounds_of_centres_count_together():
+    """Two rounds of equal noise: their mean has .71 of what one has, and a third round .58."""
+    a, noise, k, width = 0.5, 20.0, 300, 12
+    rng = np.random.default_rng(0)
+    means, counts = 0.2 * rng.standard_normal((k, width)), np.full(k, 500.0)
+    squares = counts * ((means**2).sum(axis=1) + 0.1)
+    exact = np.column_stack([counts[:, None] * means, a * counts, a * squares])
+    stage, found = Centers(k, n_rounds=3, refine=True, bounded=True, noise_std=noise), []
+    state = {"centers": np.eye(k, width), "best_centers": means, "best_cost": np.asarray(np.inf)}
+    state["directions"] = np.zeros((3, k, width))
+    for t in (1, 2, 3):
+        value = exact + noise * rng.standard_normal(exact.shape) * [*[1.0] * width, 0.0, 0.0]
+        event = ReleaseEvent("centres", t, t, int(counts.sum()), noise_std=noise)
+        state = stage.combine(state, received([Upload(value)], event), t)
+        found.append(np.sqrt(((state["centers"] - means) ** 2).mean()) * 500 / noise)
+    assert found[0] == pytest.approx(1.0, abs=0.05)
+    assert 0.65 < found[1] < 0.8
+    assert 0.5 < found[2] < found[1]

@@ -10,6 +10,8 @@ from dpfedc.clustering.residual_lloyd import (
     ResidualLloyd,
     residual_bounds,
 )
+from dpfedc.privacy.exact_sums import Upload
+from dpfedc.privacy.gate import ReleaseEvent, received
 from dpfedc.privacy.sums import summed
 from support.sensitivity import Case, batch_of, dealing_of, movement
 
@@ -76,7 +78,7 @@ def found_in(counts, mean_squares, noise):
     """Return what a round says of clusters of these sizes and widths, without the noise itself."""
     counts = np.asarray(counts, dtype=float)
     squares = counts * np.asarray(mean_squares)
-    return ClusterSums(np.zeros((len(counts), 4)), counts, squares, noise, np.ones(len(counts)))
+    return ClusterSums(np.zeros((len(counts), 4)), counts, squares, noise, np.ones(len(counts)), 4)
 
 
 def test_a_wide_cluster_gets_a_wide_bound_if_it_can_be_told_from_noise():
@@ -97,3 +99,40 @@ def test_residuals_are_clipped_less_where_noise_is_low():
     low, high = (found_in([500, 500], squares, noise).next_bounds(squares) for noise in (0.1, 50.0))
     np.testing.assert_allclose(high, 0.3)
     np.testing.assert_allclose(low, 0.8)
+
+
+def errors_after(rounds, *, width, dropped=0, noise=40.0):
+    """Return how far centres are from the means of 400 clusters, and what one round would leave.
+
+    Every round releases sums of residuals with fresh noise; records keep their cluster.
+    """
+    rng, k, a = np.random.default_rng(0), 400, 0.5
+    means = 0.3 * rng.standard_normal((k, width))
+    means[:, width - dropped :] = 0.0
+    counts, stage = np.full(k, 1000.0), ResidualLloyd(k, rounds)
+    state, bound = {"centers": np.zeros((k, width))}, 0.5
+    state["variances"] = np.where(np.arange(width) < width - dropped, 1.0, 0.0)
+    for t in range(1, rounds + 1):
+        state["residual_bounds"] = np.full(k, bound)
+        sums = counts[:, None] * (means - state["centers"]) / bound
+        value = np.column_stack([sums, a * counts, a * counts * 0.04 / bound**2])
+        value[:, :width] += noise * rng.standard_normal((k, width))
+        event = ReleaseEvent(stage.name, t, t, int(counts.sum()), noise_std=noise)
+        state = stage.combine(state, received([Upload(value)], event), t)
+    found = np.sqrt(((state["centers"] - means)[:, : width - dropped] ** 2).mean())
+    return found, noise * bound / 1000, state
+
+
+@pytest.mark.parametrize("dropped", [0, 6])
+def test_rounds_count_together_where_noise_is_what_moves_a_centre(dropped):
+    """Three rounds of equal noise: their mean has 1/sqrt(3) = .58 of it. One round alone has 1."""
+    found, one_round, state = errors_after(3, width=16, dropped=dropped)
+    assert 0.5 < found / one_round < 0.75
+    assert not state["centers"][:, 16 - dropped :].any()  # where nothing is but noise
+    first, one_round, _ = errors_after(1, width=16, dropped=dropped)
+    assert first / one_round == pytest.approx(1.0, abs=0.05)  # a step that stands out is kept
+
+
+def test_a_centre_of_two_columns_is_the_mean_of_its_last_round():
+    found, one_round, _ = errors_after(3, width=2)
+    assert found / one_round == pytest.approx(1.0, abs=0.1)

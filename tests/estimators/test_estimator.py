@@ -38,7 +38,7 @@ VARIANTS = {
         "sites_per_round": 5,
         "trust": "trusted-server",
     },
-    "private, subspace": {"epsilon": 20.0, "subspace": 1},
+    "private, subspace": {"epsilon": 40.0, "subspace": 1},
     "published": {**NO_NOISE, "variant": "published", "n_rounds": 10},
     "published, some sites": {
         **NO_NOISE,

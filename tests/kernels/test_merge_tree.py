@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpfedc.kernels.merge_tree import (
+    SIZE_POWER,
+    SIZE_POWER_OF_MANY,
     Links,
     MergeTree,
     best_step,
@@ -33,14 +35,14 @@ def same_partition(one, other):
     return len({*zip(one.tolist(), other.tolist(), strict=True)}) == len({*one}) == len({*other})
 
 
-def naive(graph, k):
+def naive(graph, k, power=SIZE_POWER):
     """Return the groups of a graph without noise: the same rule, by loops over sets."""
     groups = [{p} for p in range(len(graph))]
 
     def score(a, b):
         between = sum(graph[p, q] for p in a for q in b)
         sizes = sum(graph[p, p] for p in a) * sum(graph[q, q] for q in b)
-        return between / sizes**0.75
+        return between / sizes**power
 
     while len(groups) > k:
         pairs = [(a, b) for a in range(len(groups)) for b in range(a)]
@@ -52,16 +54,28 @@ def naive(graph, k):
     return labels
 
 
-@given(st.integers(0, 10**6), st.integers(2, 9))
-def test_it_merges_as_a_naive_loop_does(seed, n):
+@given(st.integers(0, 10**6), st.integers(2, 9), st.sampled_from([SIZE_POWER, SIZE_POWER_OF_MANY]))
+def test_it_merges_as_a_naive_loop_does(seed, n, power):
     rng = np.random.default_rng(seed)
     links = rng.exponential(10.0, (n, n))
     graph = np.triu(links, 1) + np.triu(links, 1).T + np.diag(rng.uniform(50, 500, n))
-    tree = merge_tree(graph, 0.0, rng.normal(size=(n, 2)))
+    tree = merge_tree(graph, 0.0, rng.normal(size=(n, 2)), size_power=power)
     assert tree.most == n
     for k in range(1, n + 1):
-        assert same_partition(tree.groups[k], naive(graph, k))
+        assert same_partition(tree.groups[k], naive(graph, k, power))
         assert {*tree.groups[k].tolist()} == {*range(k)}
+
+
+def test_small_groups_are_merged_first_where_features_are_many():
+    """Links are 40 between groups of 400 records, and 1.2 between groups of 40."""
+    graph = np.diag([400.0, 400.0, 40.0, 40.0])
+    graph[0, 1] = graph[1, 0] = 40.0
+    graph[2, 3] = graph[3, 2] = 1.2
+    places = np.zeros((4, 1))
+    few = merge_tree(graph, 0.0, places).groups[3]
+    many = merge_tree(graph, 0.0, places, size_power=SIZE_POWER_OF_MANY).groups[3]
+    assert (few[0] == few[1], few[2] == few[3]) == (True, False)
+    assert (many[0] == many[1], many[2] == many[3]) == (False, True)
 
 
 @pytest.mark.parametrize("sizes", [(3, 4), (1, 5, 2), (2, 2, 2, 6)])

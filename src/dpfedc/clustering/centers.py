@@ -1,10 +1,10 @@
 """The last stage: what gives the centres in data units.
 
 `Centers` releases sums and counts of each cluster. With `refine` set its rounds are Lloyd's:
-records go to the nearest centre, centres to the mean of their records. Between rounds the server
-may also move a centre from where two share a cluster to where one serves two, and it keeps the
-centres with the least cost. Without `refine` the single round is for display: clusters stay those
-of the memberships.
+records go to the nearest centre, centres to the mean of their records, less what noise makes of the
+step. Between rounds the server may also move a centre from where two share a cluster to where one
+serves two; a move that makes the cost higher, beyond noise, is taken back. Without `refine` the
+single round is for display: clusters stay those of the memberships.
 
 `Lengths` releases only how far each cluster reaches along its direction: two numbers a cluster, for
 data with so many features that noisy sums would tell nothing.
@@ -22,7 +22,13 @@ from array_api_compat import array_namespace, device
 from dpfedc.clustering.stage import Entry, Form, Known, Public, SiteBatch, Stage, State, broadcast
 from dpfedc.clustering.standardize import VIEW, standardized_memory, standardized_view
 from dpfedc.kernels import Array
-from dpfedc.kernels.cluster_sums import cluster_means, mean_errors, one_hot, squared_distances
+from dpfedc.kernels.cluster_sums import (
+    cluster_means,
+    mean_errors,
+    one_hot,
+    shortened,
+    squared_distances,
+)
 from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.objective import membership_matrix
 from dpfedc.kernels.row_views import Columns, Standardized
@@ -33,7 +39,8 @@ from dpfedc.randomness import Randomness
 from dpfedc.settings import Penalty, enumerated
 
 MOVE_NOISE = 2.0
-"""A centre is moved for a gain of at least so many standard deviations of the noise."""
+"""A centre is moved for a gain of at least so many standard deviations of the noise, and put back
+for such a loss."""
 COUNT_WEIGHT = 0.5
 """Counts and squared norms are released at half size: they need less precision than the sums."""
 DOUBTFUL_SIZE = 3.0
@@ -189,12 +196,15 @@ class Centers(Stage):
         counts, squares = counts / COUNT_WEIGHT, squares / COUNT_WEIGHT
         before = on_host(state["centers"])
         means = cluster_means(sums, counts, before, least=self._least)
-        spread = squares - 2 * (sums * means).sum(axis=1) + counts * (means**2).sum(axis=1)
-        cost, best = float(spread.sum()), float(state["best_cost"])
-        best_centers = on_host(state["best_centers"])
         noise = released.event.noise_std
         errors = mean_errors(means, counts, noise, noise / COUNT_WEIGHT)
         errors[counts < self._least] = np.inf  # such a centre is no mean
+        if t > 1:  # before that there are directions, and not places to stay close to
+            steps, noises = means - before, noise / np.maximum(counts, self._least)
+            means = before + steps * shortened(steps, noises, steps.shape[1])[:, None]
+        spread = squares - 2 * (sums * means).sum(axis=1) + counts * (means**2).sum(axis=1)
+        cost, best = float(spread.sum()), float(state["best_cost"])
+        best_centers = on_host(state["best_centers"])
         found = {
             "sizes": counts,
             "center_errors": errors,
@@ -204,7 +214,8 @@ class Centers(Stage):
         # Sites may fail to answer: costs are compared as if of equally many records.
         n_records = released.n_records
         best_records = float(state.get("best_records", n_records))
-        if cost * (best_records / n_records) < best:
+        of_cost = noise / COUNT_WEIGHT * math.sqrt(self.n_clusters)
+        if cost * (best_records / n_records) < best + MOVE_NOISE * of_cost:
             best, best_records, best_centers = cost, n_records, means
         else:
             found = {name: on_host(state[name]) for name in found if name in state} or found

@@ -207,7 +207,7 @@ class DPFedCMethod(Method):
         low, high = choices.k_range
         by_links = cells and not any_shape and low == high and choices.refine_rounds != 1
         by_links &= several or choices.n_prototypes != "auto"
-        shape = {"any_shape": any_shape, "by_links": by_links, "smooth": few}
+        shape = {"any_shape": any_shape, "by_links": by_links, "few_features": few}
         way = merging(search, choices, facts, kappa, 1 - sum(shares.values()), **shape)
         stages += way.stages
         shares |= way.shares

@@ -17,6 +17,8 @@ from dpfedc.clustering.stage import State
 from dpfedc.kernels.cluster_sums import squared_distances
 from dpfedc.kernels.merge_tree import (
     MIN_COUNT,
+    SIZE_POWER,
+    SIZE_POWER_OF_MANY,
     Links,
     chosen_step,
     merge_tree,
@@ -36,18 +38,19 @@ def clusters_of(
     allowed: tuple[int, int],
     *,
     any_shape: bool,
-    smooth: bool,
+    few_features: bool,
 ) -> dict[str, Float]:
     """Return what a state holds once its prototypes are merged: `groups`, and values of clusters.
 
     Sizes, centres and their errors are then those of clusters. Prototypes are sorted by cluster.
     """
     prototypes, (low, high) = state["prototypes"], allowed
-    tree = merge_tree(graph, noise_std, prototypes, least=min(low, len(prototypes)))
+    power = SIZE_POWER if few_features else SIZE_POWER_OF_MANY
+    tree = merge_tree(graph, noise_std, prototypes, min(low, len(prototypes)), power)
     n_clusters = min(high, tree.most)
     choice: dict[str, Float] = {}
     if low < high:
-        cloud = step_of_one_cloud(graph, noise_std, prototypes.shape[1], low, high)
+        cloud = step_of_one_cloud(graph, noise_std, prototypes.shape[1], low, high, power)
         needed = max(cloud, MIN_STEP)
         n_clusters, height, links = chosen_step(tree, low, high, needed)
         n_clusters = min(n_clusters, tree.most)
@@ -59,7 +62,7 @@ def clusters_of(
     counted = np.diag(graph)[order] > MIN_COUNT * noise_std
     found = _merged(own, groups, np.asarray(counted))
     means = (own["best_centers"], found["best_centers"])
-    alike = smooth and _grouped_alike(*means, groups, counted)
+    alike = few_features and _grouped_alike(*means, groups, counted)
     if "best_cost" in state:
         found["best_cost"] = state["best_cost"] + found.pop("spread") * state["best_records"]
     found.pop("spread", None)

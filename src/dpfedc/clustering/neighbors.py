@@ -63,8 +63,9 @@ class Neighbors(Stage):
     """How many clusters may be made: one number, or a range to choose from."""
     any_shape: bool = True
     """Whether records may belong to the nearest prototype, and not to the nearest centre."""
-    smooth: bool = False
-    """Whether nearest centres are taken all the same where they would group prototypes alike."""
+    few_features: bool = False
+    """Then records go to the nearest centre all the same where that groups prototypes alike, and
+    large groups are merged earlier."""
     longest: float = 1.0
     """Records longer than so many scales are clipped to that length."""
     name = "neighbours"
@@ -136,7 +137,7 @@ class Neighbors(Stage):
             {name: on_host(values).astype(np.float64) for name, values in state.items()},
             (self.least_clusters, self.most_clusters),
             any_shape=self.any_shape,
-            smooth=self.smooth,
+            few_features=self.few_features,
         )
         return {**state, **{name: xp.asarray(v, **like) for name, v in found.items()}}
 

@@ -111,7 +111,7 @@ def merging(
     *,
     any_shape: bool,
     by_links: bool,
-    smooth: bool,
+    few_features: bool,
 ) -> Way:
     """Return a way to clusters: as it is, or to prototypes which are then merged."""
     low, high = choices.k_range
@@ -119,7 +119,7 @@ def merging(
     if n == high and low == high:
         return way(choices, kappa, rest)
     more = SimpleNamespace(**{**vars(choices), "n_clusters": n})
-    graph = Neighbors(n, low, min(high, n), any_shape, smooth)
+    graph = Neighbors(n, low, min(high, n), any_shape, few_features)
     if by_links:
         graph = LeastParted(n, high, high)
     share = _share(facts, kappa, high, n) if low < high else GRAPH_SHARE

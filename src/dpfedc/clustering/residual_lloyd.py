@@ -42,7 +42,7 @@ from dpfedc.clustering.standardize import (
 )
 from dpfedc.clustering.subspace import in_all_features
 from dpfedc.kernels import Array
-from dpfedc.kernels.cluster_sums import mean_errors, one_hot, squared_distances
+from dpfedc.kernels.cluster_sums import mean_errors, one_hot, shortened, squared_distances
 from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.objective import residual_norms
 from dpfedc.kernels.row_views import Columns, Residuals, Scaled
@@ -79,6 +79,8 @@ class ClusterSums:
     noise_std: float
     """Of sums over the bound and, over the weight of counts, of counts."""
     bounds: Float
+    n_noisy: int
+    """How many entries of a sum have noise."""
 
     @classmethod
     def of(cls, released: Released, state: State, *, plain: bool) -> ClusterSums:
@@ -88,11 +90,13 @@ class ClusterSums:
         """
         value, a = on_host(released.value).astype(np.float64), COUNT_WEIGHT
         bounds, sums = on_host(state["residual_bounds"]).astype(np.float64), value[:, :-2]
+        kept = np.ones(sums.shape[1], dtype=bool)
         if not plain and "variances" in state:
-            sums = np.where(on_host(state["variances"]) > 0, sums, 0.0)
+            kept = on_host(state["variances"]) > 0
         noise = released.event.noise_std
         squares = bounds**2 * value[:, -1] / a
-        return cls(bounds[:, None] * sums, value[:, -2] / a, squares, noise, bounds)
+        sums = bounds[:, None] * np.where(kept, sums, 0.0)
+        return cls(sums, value[:, -2] / a, squares, noise, bounds, int(kept.sum()))
 
     @property
     def count_noise(self) -> float:
@@ -109,6 +113,13 @@ class ClusterSums:
         """Return the mean residual of each cluster, zero where it is only noise."""
         filled = self.filled
         return np.where(filled[:, None], self.sums / np.where(filled, self.counts, 1)[:, None], 0)
+
+    @property
+    def likely_steps(self) -> Float:
+        """Return the steps, shortened where noise has made them longer."""
+        counts = np.where(self.filled, self.counts, 1)
+        noise = self.bounds * self.noise_std / counts
+        return self.steps * shortened(self.steps, noise, self.n_noisy)[:, None]
 
     @property
     def spread(self) -> Float:
@@ -260,7 +271,11 @@ def are_residual_bounds(values: npt.NDArray[Any], _: State) -> bool:
 
 @dataclass(frozen=True)
 class ResidualLloyd(ResidualSums):
-    """Move each centre by the mean residual of its records."""
+    """Move each centre by the mean residual of its records, less what noise makes of that.
+
+    Where a round tells little, a centre stays close to where earlier rounds have put it: so rounds
+    count together, and not the last one alone.
+    """
 
     merges: bool = False
     """Whether the centres are to be made from cells."""
@@ -293,7 +308,7 @@ class ResidualLloyd(ResidualSums):
     def combine(self, state: State, released: Released, t: int) -> State:
         xp = array_namespace(released.value)
         found = ClusterSums.of(released, state, plain=self.plain)
-        means = np.clip(on_host(state["centers"]) + found.steps, -CENTER_MAX, CENTER_MAX)
+        means = np.clip(on_host(state["centers"]) + found.likely_steps, -CENTER_MAX, CENTER_MAX)
         filled, within = found.filled, found.within
         noise, squares = found.bounds[:, None] * found.noise_std, found.mean_squares
         errors = mean_errors(found.steps, found.counts, noise, found.count_noise)

@@ -24,9 +24,10 @@ MAY_BE_NOISE = 2.0
 """Standard deviations of the noise that are taken off a link of two prototypes."""
 MIN_COUNT = 3.0
 """A prototype stands for records if its count is so many standard deviations of the noise."""
-SIZE_POWER = 0.75
-"""Two groups are merged by their link over the product of their sizes to this power: 1 would merge
-small groups first, 1/2 large ones."""
+SIZE_POWER, SIZE_POWER_OF_MANY = 0.75, 1.1
+"""Two groups are merged by their link over the product of their sizes to this power: a large one
+merges small groups first, a small one large groups. The second is for many features, where groups
+lie so far apart that hardly a record is between two of them by chance."""
 SMALLER_POWER = 0.65
 """How strongly two groups hang together is told by their link over their sizes: so much of the
 smaller one's, in powers, and the rest of the larger one's."""
@@ -61,7 +62,13 @@ class MergeTree:
         return max(self.groups)
 
 
-def merge_tree(graph: Float, noise_std: float, prototypes: Float, least: int = 1) -> MergeTree:
+def merge_tree(
+    graph: Float,
+    noise_std: float,
+    prototypes: Float,
+    least: int = 1,
+    size_power: float = SIZE_POWER,
+) -> MergeTree:
     """Return how prototypes merge; at least `least` of them stand for records.
 
     `noise_std` is the noise on the diagonal; it is smaller by sqrt 2 off it. What stands for no
@@ -85,7 +92,7 @@ def merge_tree(graph: Float, noise_std: float, prototypes: Float, least: int = 1
         some = np.ix_(alive, alive)
         n = np.maximum(sizes[alive], 1.0)
         noise = entry_noise * np.sqrt(n_entries[some])
-        scores = (between[some] - noise) / np.outer(n, n) ** SIZE_POWER
+        scores = (between[some] - noise) / np.outer(n, n) ** size_power
         np.fill_diagonal(scores, -np.inf)
         i, j = sorted(np.unravel_index(int(scores.argmax()), scores.shape))
         kept, gone = alive[i], alive[j]
@@ -167,7 +174,12 @@ N_CLOUDS, MAX_DIRECTIONS = 40, 5
 
 
 def step_of_one_cloud(
-    graph: Float, noise_std: float, n_features: int, low: int, high: int
+    graph: Float,
+    noise_std: float,
+    n_features: int,
+    low: int,
+    high: int,
+    size_power: float = SIZE_POWER,
 ) -> float:
     """Return a step that records without clusters reach in one of twenty runs, by noise alone.
 
@@ -184,7 +196,7 @@ def step_of_one_cloud(
         cloud = even * (weight / max(float(even.sum()), 1.0)) + np.diag(counts)
         upper = np.triu(rng.normal(size=(p, p)), 1) * noise_std / math.sqrt(2)
         noise = upper + upper.T + np.diag(rng.normal(size=p)) * noise_std
-        tree = merge_tree(cloud + noise, noise_std, places, least=min(low, p))
+        tree = merge_tree(cloud + noise, noise_std, places, min(low, p), size_power)
         heights.append(max(chosen_step(tree, low, high)[1], 0.0))
     return float(np.quantile(heights, 0.95))
 
