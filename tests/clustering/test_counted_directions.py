@@ -104,7 +104,7 @@ def test_directions_move_in_the_middle_of_the_rounds(t):
 
 @pytest.mark.parametrize(
     ("n_features", "n_clusters", "epsilon", "expected"),
-    [(60, 5, 2.0, True), (60, 2, 2.0, False), (60, 5, None, False), (50, 5, 2.0, False)],
+    [(200, 5, 2.0, True), (200, 2, 2.0, False), (200, 5, None, False), (199, 5, 2.0, False)],
 )
 def test_the_plan_counts_where_directions_are_all_there_is(
     n_features, n_clusters, epsilon, expected

@@ -146,7 +146,7 @@ def cases():
         facts = Federation(M, SIZES, layout)
         chosen = HalvesMethod() if method == "halves" else method_named(method)
         plan = chosen.plan(settings, facts, PrivacyTarget(EPSILON, 1e-4))
-        if name == "counted":  # as above fifty features
+        if name == "counted":  # as with very many features
             plan = replace(plan, stages=tuple(map(counted, plan.stages)))
         assert not plan.hopeless(facts)
         state = {"origin": np.zeros(M), **chosen.declared(settings, facts)}

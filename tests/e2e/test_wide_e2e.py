@@ -9,7 +9,7 @@ from test_e2e import NAMES, agreement_of, folder_of, spent
 
 pytestmark = pytest.mark.e2e
 
-M, K = 60, 4
+M, K = 200, 4
 COLUMNS = [f"c{i}" for i in range(M)]
 
 

@@ -21,9 +21,9 @@ LOW_CLIP_NORM, LOW_STEP, LOW_ROUNDS = 0.1, 8.0, 20
 FIRST_ORTHOGONALITY = 0.1
 LOW_DIMENSION = 50
 """Up to so many features, directions alone do not tell clusters apart and Lloyd rounds pay."""
-MIN_COUNTED = 3
-"""From so many clusters on, rounds of many features count records: noise turns directions of few
-records away from all, and the server moves them (docs/decisions/0019-empty-directions.md)."""
+MIN_COUNTED, MANY_FEATURES = 3, 200
+"""From so many clusters and features on, rounds count records: noise turns directions of few away
+from all, and the server moves them (docs/decisions/0019-empty-directions.md)."""
 REFINE_ROUNDS = 3
 SUBSPACE_DIMENSIONS, SUBSPACE_ROUNDS = 40, 10
 SUBSPACE_SHARE = 0.15
@@ -97,7 +97,7 @@ def _search(
         return SumsAndGram(choices.n_clusters, n_rounds, **settings)
     extra = choices.extra_steps or 0
     if not extra:
-        counted = 0 < kappa <= MAX_USABLE_NOISE and facts.n_features > LOW_DIMENSION
+        counted = 0 < kappa <= MAX_USABLE_NOISE and facts.n_features >= MANY_FEATURES
         # A round of some sites says nothing of clusters that lie at others.
         counted &= choices.n_clusters >= MIN_COUNTED and per_round == facts.n_sites
         return Factorization(choices.n_clusters, n_rounds, **settings, counted=counted)
