@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
 from dpfedc.clustering.stage import Entry, Form, Known, Public, SiteBatch, Stage, State, broadcast
@@ -199,11 +200,12 @@ class Centers(Stage):
         noise = released.event.noise_std
         errors = mean_errors(means, counts, noise, noise / COUNT_WEIGHT)
         errors[counts < self._least] = np.inf  # such a centre is no mean
-        if t > 1:  # before that there are directions, and not places to stay close to
-            steps, noises = means - before, noise / np.maximum(counts, self._least)
-            means = before + steps * shortened(steps, noises, steps.shape[1])[:, None]
+        best = float(state["best_cost"])
+        if math.isfinite(best):  # else `before` are directions, and no places
+            noises = noise / np.maximum(counts, self._least)
+            means = before + shortened(means - before, noises, means.shape[1])
         spread = squares - 2 * (sums * means).sum(axis=1) + counts * (means**2).sum(axis=1)
-        cost, best = float(spread.sum()), float(state["best_cost"])
+        cost = float(spread.sum())
         best_centers = on_host(state["best_centers"])
         found = {
             "sizes": counts,
@@ -214,8 +216,8 @@ class Centers(Stage):
         # Sites may fail to answer: costs are compared as if of equally many records.
         n_records = released.n_records
         best_records = float(state.get("best_records", n_records))
-        of_cost = noise / COUNT_WEIGHT * math.sqrt(self.n_clusters)
-        if cost * (best_records / n_records) < best + MOVE_NOISE * of_cost:
+        ratio = best_records / n_records
+        if cost * ratio < best + MOVE_NOISE * ratio * noise * _noise_of_difference(means):
             best, best_records, best_centers = cost, n_records, means
         else:
             found = {name: on_host(state[name]) for name in found if name in state} or found
@@ -245,6 +247,12 @@ class Centers(Stage):
     def _least(self) -> float:
         """Return the count from which on a centre is a mean, and not noise."""
         return 1 + 2 * self.noise_std
+
+
+def _noise_of_difference(means: npt.NDArray[np.float64]) -> float:
+    """Return the noise in the difference of two costs, in units of the noise of a sum."""
+    squares, a = (means**2).sum(axis=1), COUNT_WEIGHT
+    return math.sqrt(2 * float((1 / a**2 + 4 * squares + squares**2 / a**2).sum()))
 
 
 def doubtful_sizes(state: State) -> tuple[str, ...]:

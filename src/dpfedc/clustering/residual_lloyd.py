@@ -119,7 +119,7 @@ class ClusterSums:
         """Return the steps, shortened where noise has made them longer."""
         counts = np.where(self.filled, self.counts, 1)
         noise = self.bounds * self.noise_std / counts
-        return self.steps * shortened(self.steps, noise, self.n_noisy)[:, None]
+        return shortened(self.steps, noise, self.n_noisy)
 
     @property
     def spread(self) -> Float:
