@@ -23,13 +23,7 @@ from array_api_compat import array_namespace, device
 from dpfedc.clustering.stage import Entry, Form, Known, Public, SiteBatch, Stage, State, broadcast
 from dpfedc.clustering.standardize import VIEW, standardized_memory, standardized_view
 from dpfedc.kernels import Array
-from dpfedc.kernels.cluster_sums import (
-    cluster_means,
-    mean_errors,
-    one_hot,
-    shortened,
-    squared_distances,
-)
+from dpfedc.kernels.cluster_sums import cluster_means, mean_errors, one_hot, squared_distances
 from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.objective import membership_matrix
 from dpfedc.kernels.row_views import Columns, Standardized
@@ -202,6 +196,8 @@ class Centers(Stage):
         errors[counts < self._least] = np.inf  # such a centre is no mean
         best = float(state["best_cost"])
         if math.isfinite(best):  # else `before` are directions, and no places
+            from dpfedc.kernels.shorter_steps import shortened  # no site needs it
+
             noises = noise / np.maximum(counts, self._least)
             means = before + shortened(means - before, noises, means.shape[1])
         spread = squares - 2 * (sums * means).sum(axis=1) + counts * (means**2).sum(axis=1)

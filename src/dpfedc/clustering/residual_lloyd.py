@@ -42,7 +42,7 @@ from dpfedc.clustering.standardize import (
 )
 from dpfedc.clustering.subspace import in_all_features
 from dpfedc.kernels import Array
-from dpfedc.kernels.cluster_sums import mean_errors, one_hot, shortened, squared_distances
+from dpfedc.kernels.cluster_sums import mean_errors, one_hot, squared_distances
 from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.objective import residual_norms
 from dpfedc.kernels.row_views import Columns, Residuals, Scaled
@@ -117,6 +117,8 @@ class ClusterSums:
     @property
     def likely_steps(self) -> Float:
         """Return the steps, shortened where noise has made them longer."""
+        from dpfedc.kernels.shorter_steps import shortened  # no site needs it
+
         counts = np.where(self.filled, self.counts, 1)
         noise = self.bounds * self.noise_std / counts
         return shortened(self.steps, noise, self.n_noisy)
