@@ -134,7 +134,7 @@ class DPFedC(FederatedClusterer):
         Gradient steps on the memberships in a round (Q1).
     update : {"gradient", "sums-and-gram"}, default="gradient"
         What a round releases (normalized variant): clipped gradients, with counts of records
-        above 50 features, or the two sums from which the least-squares centres follow.
+        from 200 features on, or the two sums from which the least-squares centres follow.
     extra_steps : int or None, default=None
         Round t takes floor(extra_steps / t) + 1 steps on the centres at each site (the paper's
         Qhat). None: 0 for the normalized variant, 10 for the published one.
