@@ -105,6 +105,39 @@ def test_what_links_alone_give_is_not_called_stable_if_no_start_comes_to_it():
     assert put_together(links, 1.0, state, 2)["stability"] == 1
 
 
+LINE = 0.2 * np.array([[0.0, 0.0], [0.8, 0.0], [2.0, 0.0], [2.9, 0.0]])
+
+
+@pytest.mark.parametrize("any_shape", [False, True])
+def test_without_a_gap_records_belong_to_prototypes_if_any_shape_is_allowed(any_shape):
+    """k-means parts all links there are; a fifth prototype is only noise, and joins the nearest."""
+    prototypes = np.vstack([LINE, [[0.6, 0.1]]])
+    state = state_of(prototypes, [500.0, 500, 500, 500, 1.5])
+    state |= {"best_cost": np.asarray(2000.0), "prototypes": prototypes}
+    graph = graph_of([(1, 2, 200.0), (2, 3, 200.0)], p=5)
+    found = put_together(graph, 1.0, state, 2, any_shape=any_shape)
+    assert sorted(found["centers"][:, 0]) == pytest.approx([0.0, 0.2 * 5.7 / 3])
+    assert ("groups" in found) == ("by_prototype" in found) == any_shape
+    if any_shape:
+        groups = dict(zip(map(tuple, found["prototypes"]), found["groups"], strict=True))
+        apart = [groups[tuple(row)] for row in prototypes]
+        assert apart[1:] == [1 - apart[0]] * 4
+        assert np.array_equal(np.sort(found["groups"]), found["groups"])
+        own = found["centers"][int(apart[0])]
+        np.testing.assert_allclose(own, prototypes[0], atol=1e-12)
+
+
+@pytest.mark.parametrize("across", [60.0, 30.0])
+def test_with_a_gap_clusters_are_round_whatever_is_allowed(across):
+    """k-means parts few of the links, or the tree costs far more."""
+    state = {**state_of(CORNERS), "prototypes": CORNERS}
+    graph = graph_of([(0, 1, 60.0), (2, 3, 60.0), (0, 3, across / 2)])
+    found = put_together(graph, 1.0, state, 2, any_shape=True)
+    assert "groups" not in found
+    dear = graph_of([(0, 3, 60.0), (1, 2, 60.0)])
+    assert "groups" not in put_together(dear, 1.0, state, 2, any_shape=True)
+
+
 def stages(n_features, settings, epsilon=2.0):
     target = None if epsilon is None else PrivacyTarget(epsilon, 1e-5, trust="secure-aggregation")
     facts = Federation(n_features, np.full(20, 500))
@@ -124,6 +157,24 @@ def test_three_clusters_and_more_have_such_aput_together():
     for settings in ({"shape": "any"}, {"n_clusters": "auto"}):
         graph = next(s for s in stages(8, {"n_clusters": 5} | settings) if s.name == "neighbours")
         assert not isinstance(graph, LeastParted)
+
+
+@pytest.mark.parametrize(
+    ("settings", "places"),
+    [
+        ({}, True),
+        ({"shape": "round"}, False),
+        ({"n_clusters": 2}, False),
+        ({"n_clusters": 2, "n_prototypes": 12}, True),
+    ],
+)
+def test_records_may_belong_to_prototypes_unless_round_clusters_are_asked_for(settings, places):
+    last = stages(8, {"n_clusters": 5, "quality": True} | settings)[-2:]
+    graph = [s for s in stages(8, {"n_clusters": 5} | settings) if isinstance(s, LeastParted)]
+    n_places = graph[0].n_prototypes if places else 0
+    assert [stage.name for stage in last] == ["centres", "quality"]
+    assert last[0].n_places == n_places
+    assert last[1].n_places == (n_places or last[0].n_clusters)
 
 
 def test_sites_do_for_it_what_they_do_for_any_graph():
@@ -165,3 +216,25 @@ def test_clusters_side_by_side_are_found_where_k_means_cuts_them_in_two():
         found.append(adjusted_rand_score(y, model.labels_))
     assert max(cut) < 0.6
     assert min(found) > 0.95
+
+
+def test_a_model_whose_records_belong_to_prototypes_says_so_everywhere():
+    """One cloud without gaps, cut in four."""
+    X = np.random.default_rng(0).standard_normal((6000, 3))
+    settings = {**PRIVATE, "random_state": 1}
+    model = DPFedC(4, quality=True, **settings).fit(X, sites=np.arange(len(X)) % 20)
+    assert len(model.prototypes_) > 4
+    assert model.model_.by_prototype
+    gaps = np.linalg.norm(X[:, None] - model.prototypes_, axis=2)
+    expected = np.asarray(model.model_.groups, dtype=int)[gaps.argmin(axis=1)]
+    assert np.array_equal(model.predict(X), expected)
+    assert np.array_equal(model.labels_, expected)
+    # The last round counts and moves by prototype, too: so do the error bars.
+    sizes, errors = np.bincount(expected, minlength=4), model.model_.size_errors
+    np.testing.assert_allclose(model.model_.sizes, sizes, atol=5 * errors.max())
+    means = np.stack([X[expected == group].mean(axis=0) for group in range(4)])
+    np.testing.assert_allclose(model.cluster_centers_, means, atol=0.1)
+    told = [cluster.size.value for cluster in model.quality_.clusters]
+    np.testing.assert_allclose(told, sizes, atol=400)
+    round_ones = DPFedC(4, shape="round", **settings).fit(X, sites=np.arange(len(X)) % 20)
+    assert len(round_ones.prototypes_) == 4

@@ -8,6 +8,7 @@ from sklearn.datasets import make_moons
 from sklearn.metrics import adjusted_rand_score
 
 from dpfedc import DPFedC
+from dpfedc.clustering.least_parted import LeastParted
 from dpfedc.clustering.merged_prototypes import _merged
 from dpfedc.clustering.neighbors import Neighbors
 from dpfedc.clustering.registry import method_named
@@ -148,7 +149,9 @@ def test_the_default_is_any_shape_where_features_are_many():
     by_cells = stages(60, 500, {"n_clusters": 3}, epsilon=8.0)
     assert "cells" in by_cells
     assert by_cells["neighbours"].any_shape
-    assert not stages(8, 500, {"n_clusters": 10})["neighbours"].any_shape
+    # Of few features it is a start for round ones, and allowed where there are no gaps.
+    assert isinstance(stages(8, 500, {"n_clusters": 10})["neighbours"], LeastParted)
+    assert not stages(8, 500, {"n_clusters": 10, "shape": "round"})["neighbours"].any_shape
     assert stages(8, 500, {"n_clusters": 10, "shape": "any"})["neighbours"].any_shape
 
 

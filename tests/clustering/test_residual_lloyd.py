@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpfedc.clustering.merged_cells import _split
+from dpfedc.clustering.merged_cells import Cells, _split
 from dpfedc.clustering.residual_lloyd import (
     MAX_RESIDUAL,
     ClusterSums,
@@ -136,3 +136,52 @@ def test_rounds_count_together_where_noise_is_what_moves_a_centre(dropped):
 def test_a_centre_of_two_columns_is_the_mean_of_its_last_round():
     found, one_round, _ = errors_after(3, width=2)
     assert found / one_round == pytest.approx(1.0, abs=0.1)
+
+
+def test_cells_that_noise_has_moved_count_less():
+    """A cell of few records that lies far out would be taken for a cluster of its own."""
+    k, width, noise, counts = 5, 4, 10.0, np.array([1000.0, 1000, 1000, 1000, 40])
+    state = {"centers": np.zeros((k, width)), "residual_bounds": np.ones(k)}
+    value = np.column_stack([np.zeros((k, width)), 0.5 * counts, 0.5 * counts * 0.09])
+    event = ReleaseEvent("cells", 1, 1, int(counts.sum()), noise_std=noise)
+    for weighed in (False, True):
+        stage = Cells(k, 1, weighed=weighed)
+        found = stage.combine(state, received([Upload(value)], event), 1)
+        if not weighed:
+            np.testing.assert_allclose(found["cell_weights"], counts)
+            continue
+        # Noise has moved a mean by so much, squared; records lie .09 from it, and half is 1/2.
+        moved = width * (noise / counts) ** 2
+        np.testing.assert_allclose(found["cell_weights"] / counts, 0.09 / (0.09 + moved), rtol=1e-6)
+        assert found["cell_weights"][-1] < 0.3 * counts[-1]
+
+
+def test_by_place_a_record_counts_for_the_cluster_of_the_nearest_place():
+    """Against a loop: its residual is that from the cluster's centre, which need not be nearest."""
+    X, state = tight_clusters(200, np.float64, 0.1)
+    rng = np.random.default_rng(1)
+    state["places"] = 0.5 * rng.normal(size=(7, 5))
+    state["place_clusters"] = np.array([0.0, 1, 2, 2, 1, 0, 0])
+    stage = ResidualLloyd(3, 1, plain=True, n_places=7)
+    case = Case(stage, state, X, (200,), 1)
+    batch = batch_of(case)
+    found = summed(
+        (
+            stage.local(batch, state, 1, dealing_of(case, batch), None),
+            batch,
+            dealing_of(case, batch),
+        ),
+        stage.sensitivity(state, 1),
+    )
+    expected, elsewhere = np.zeros((3, 7)), 0
+    for record in X:
+        x = record / max(1.0, np.linalg.norm(record))
+        cluster = int(state["place_clusters"][((x - state["places"]) ** 2).sum(axis=1).argmin()])
+        gaps = np.linalg.norm(x - state["centers"], axis=1)
+        elsewhere += gaps.argmin() != cluster
+        bound, length = state["residual_bounds"][cluster], gaps[cluster]
+        residual = (x - state["centers"][cluster]) / max(bound, length)
+        square = min(length / bound, 1.0) ** 2
+        expected[cluster] += np.concatenate([residual, [0.5, 0.5 * square]])
+    assert elsewhere > 20
+    np.testing.assert_allclose(found, expected, atol=1e-6)

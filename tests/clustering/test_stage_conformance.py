@@ -55,6 +55,10 @@ PLANS = {
     "cells": ("dp-fedc", {"n_clusters": 2, "cells": 5}),
     "cells in some directions": ("dp-fedc", {"n_clusters": 2, "cells": 5, "subspace": 3}),
     "a start by links": ("dp-fedc", {"n_clusters": 2, "cells": 8, "n_prototypes": 5}),
+    "a start by links, of any shape": (
+        "dp-fedc",
+        {"n_clusters": 3, "cells": 8, "n_prototypes": 5, "quality": True},
+    ),
     "a start by links in some directions": (
         "dp-fedc",
         {"n_clusters": 2, "cells": 8, "n_prototypes": 5, "subspace": 3},

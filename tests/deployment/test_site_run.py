@@ -266,7 +266,8 @@ class TestRecords:
         known = {**LLOYD, **FACTORISATION, **CELLS}
         for exchange in agreement.exchanges:
             arrays = {name: known.get(name) for name in exchange.broadcast}
-            for name, value in (("residual_bounds", 0.5), ("centers", 0.1), ("prototypes", 0.1)):
+            values = {"residual_bounds": 0.5, "centers": 0.1, "prototypes": 0.1, "places": 0.1}
+            for name, value in (values | {"place_clusters": 1.0}).items():
                 if name in arrays and (arrays[name] is None or "residual_bounds" in arrays):
                     arrays[name] = np.full(exchange.broadcast[name].shape, value)
             data = request(agreement, exchange.stage.name, arrays=arrays)

@@ -67,7 +67,7 @@ def test_a_count_that_is_not_in_the_norm(monkeypatch):
     assert farthest(case) > 2
 
 
-@pytest.mark.parametrize("stage", ["residuals", "residuals in all features"])
+@pytest.mark.parametrize("stage", ["residuals", "residuals in all features", "residuals by place"])
 def test_residuals_that_are_not_clipped(stage, monkeypatch):
     """The stage clips residuals and states their norms: neither may trust the other's word."""
     case = plain_case(*stage_of(stage))
@@ -76,6 +76,20 @@ def test_residuals_that_are_not_clipped(stage, monkeypatch):
     right = residual_lloyd.residual_norms
     monkeypatch.setattr(residual_lloyd, "residual_norms", lambda *a: 0.1 * right(*a))
     assert farthest(case) > 2
+
+
+def test_a_residual_of_one_centre_that_is_clipped_as_that_of_another(monkeypatch):
+    """By place, a record's centre need not be the nearest: its length is that from its own."""
+    case = plain_case(*stage_of("residuals by place"))
+    assert is_bounded(case)
+    right = residual_lloyd.residual_norms
+
+    def of_the_nearest(squares, products, members, gram):
+        lengths = np.sqrt(squares[:, None] - 2 * products + np.diag(gram))
+        return right(squares, products, np.eye(len(gram))[lengths.argmin(axis=1)], gram)
+
+    monkeypatch.setattr(residual_lloyd, "residual_norms", of_the_nearest)
+    assert farthest(case) > 1.2
 
 
 def test_a_record_that_is_nearest_to_two_prototypes(monkeypatch):

@@ -21,8 +21,8 @@ from support.sensitivity import Case
 KINDS = ("plain", "zero", "tiny", "long", "huge", "repeated", "at the centre", "a centre")
 STAGES = (
     "bound", "mean", "scale", "subspace", "one step", "sums and Gram", "lengths", "clusters",
-    "nearest", "Lloyd", "radius", "residuals", "residuals in all features", "neighbours",
-    "quality", "quality by membership", "one step, counted",
+    "nearest", "Lloyd", "radius", "residuals", "residuals in all features", "residuals by place",
+    "neighbours", "quality", "quality by membership", "one step, counted",
 )  # fmt: skip
 LEAST_REACHED = {
     "lengths": 0.75, "sums and Gram": 0.95, "neighbours": 0.95, "quality": 0.9,
@@ -74,7 +74,7 @@ def cases(draw, name):
         state = {**state, "centers": centers, "residual_bounds": lengths}
     if name == "neighbours":
         state["prototypes"] = state["centers"] * 10.0 ** draw(st.integers(-6, 0))
-    if name.startswith("quality"):
+    if name.startswith("quality") or name == "residuals by place":
         length = 10.0 ** draw(st.floats(-3, 0))
         state = with_places(rng, state, stage, length, dtype)
     X = hostile_records(rng, kinds, state, bound=bound, dtype=dtype)
@@ -100,6 +100,7 @@ def stage_of(name, k=3, *, constant=0.0, clip=0.03, rho=1.0):
         "radius": (Radius(1.0), 1),
         "residuals": (Cells(k, 2), 2),
         "residuals in all features": (ResidualLloyd(k, 2, plain=True, longest=2.0), 2),
+        "residuals by place": (ResidualLloyd(k, 1, plain=True, longest=2.0, n_places=k + 2), 1),
         "neighbours": (Neighbors(k, 1, k), 1),
         "lengths": (Lengths(k, penalty=penalty, constant=constant), 1),
         "clusters": (Centers(k, penalty=penalty, constant=constant, bounded=True), 1),
@@ -219,7 +220,7 @@ def plain_case(stage, t=1, *, n=12, n_features=3, dtype=np.float64, basis=False,
         centers = state["centers"] if stage.plain else state["W"]
         state |= {"centers": centers, "residual_bounds": np.full(k, 0.5, dtype=dtype)}
     state["prototypes"] = state["centers"]
-    if isinstance(stage, Quality):
+    if getattr(stage, "n_places", 0):
         state = with_places(rng, state, stage, 0.5, dtype)
     X = hostile_records(rng, ["long"] * n, state, bound=1.0, dtype=dtype)
     return Case(stage, state, X, (n // 3, n - n // 3), t, q)

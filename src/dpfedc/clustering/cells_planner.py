@@ -59,11 +59,11 @@ def by_cells(
             )
     n_cells = max(min(int(n_cells), facts.n_records), k)
     subspace = Subspace(n_directions, drops_noise=some)
-    cells = Cells(max(n_cells, 1), CELL_ROUNDS, plain=not some)
+    a_start = isinstance(graph, LeastParted)
+    cells = Cells(max(n_cells, 1), CELL_ROUNDS, plain=not some, weighed=a_start)
     shares = {"subspace": share, "cells": CELLS_SHARE * rest}
     moving = (1 - CELLS_SHARE) * rest
     n_rounds = LLOYD_ROUNDS if choices.refine_rounds == "auto" else choices.refine_rounds
-    a_start = isinstance(graph, LeastParted)
     lloyd = partial(ResidualLloyd, longest=LONGEST, keeps_steps=graph is not None and not a_start)
     if n_rounds == 1 or not (some or a_start):
         last = lloyd(k, n_rounds, plain=True, merges=True)
@@ -80,5 +80,6 @@ def by_cells(
     if not a_start:
         return merged_by(graph, way)
     start = replace(graph, longest=LONGEST)
-    last = replace(last, n_clusters=graph.n_clusters)
-    return replace(way, stages=(*stages[:-1], start, last))
+    n_places = graph.n_prototypes if graph.any_shape else 0
+    last = replace(last, n_clusters=graph.n_clusters, n_places=n_places)
+    return replace(way, stages=(*stages[:-1], start, last), n_places=n_places)

@@ -201,12 +201,13 @@ class DPFedCMethod(Method):
             return found if graph is None else merged_by(graph, found)
 
         few, several = facts.n_features <= LOW_DIMENSION, choices.n_clusters >= MIN_CLUSTERS
+        low, high = choices.k_range
         any_shape = choices.shape == "any"
         if choices.shape == "auto":
             any_shape = several and not few and not _of_the_search(choices)
-        low, high = choices.k_range
         by_links = cells and not any_shape and low == high and choices.refine_rounds != 1
         by_links &= several or choices.n_prototypes != "auto"
+        any_shape |= by_links and choices.shape == "auto"
         shape = {"any_shape": any_shape, "by_links": by_links, "few_features": few}
         way = merging(search, choices, facts, kappa, 1 - sum(shares.values()), **shape)
         stages += way.stages
@@ -279,7 +280,7 @@ def _of_the_search(choices: SimpleNamespace, but: Collection[str] = ()) -> str:
 
 def _quality(choices: SimpleNamespace, way: Way) -> Quality:
     """Return the stage that measures what a way to clusters ends with."""
-    n_places = way.n_prototypes
+    n_places = way.n_prototypes or way.n_places
     n_clusters = min(choices.n_clusters, n_places or choices.n_clusters)
     return Quality(
         n_clusters,

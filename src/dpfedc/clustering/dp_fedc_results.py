@@ -39,7 +39,7 @@ def factorization_model(
 ) -> ClusterModel:
     """Return the model of a state, which may be that of an unfinished run."""
     scale = state.get("scale")
-    if "groups" in state:
+    if "groups" in state and "best_centers" in state:
         return _merged_model(given, plan, state, names=names, about=about)
     if "W" in state:
         W = as_numpy(state["W"])
@@ -172,19 +172,26 @@ def _of_prototypes(graph: Neighbors, facts: Federation, most: int) -> Iterator[s
         )
 
 
+NO_GAPS_IN_WORDS = (
+    " Where there is no gap between clusters, links alone decide, and clusters may have any shape."
+)
+
+
 def _of_cells(cells: Cells, way: Sequence[Stage], facts: Federation) -> Iterator[str]:
     moving = [stage for stage in way if isinstance(stage, ResidualLloyd)]
     first, k = moving[0].n_clusters, moving[-1].n_clusters
-    by_links = any(isinstance(stage, LeastParted) for stage in way)
+    graph = next((stage for stage in way if isinstance(stage, LeastParted)), None)
+    by_links = graph is not None
     yield (
         f"Cells: {cells.n_clusters:,} small cells of records, since noise is low. From their sums "
         f"the server makes {first:,} {'prototypes' if by_links else 'centres'}, from many starts, "
         "which costs no privacy."
     )
-    if by_links:
+    if graph is not None:
         yield (
             f"Start: prototypes are put together to {k:,} clusters from many starts, too. Of those "
             "that cost about the same, the ones are taken with few records between them."
+            + (NO_GAPS_IN_WORDS if graph.any_shape else "")
         )
         yield (
             f"Refinement: {moving[0].n_rounds} rounds move each prototype, and "
@@ -236,4 +243,6 @@ def _why_rounds(plan: RunPlan, facts: Federation, search: Factorization, has_sub
         return f"{told}; few, since every round needs its own share of the budget."
     best = auto_rounds(plan.noise_ratio, facts.n_sites / search.taking_part(facts.n_sites))
     trade = f"{told}; each brings the clusters nearer but needs its own share of the budget"
+    if search.last_step < 1:
+        trade += ". From half of them on steps shorten, so that noise averages out"
     return f"{trade}." if n == best else f"{trade}. The planner would take {best}."

@@ -64,6 +64,8 @@ LEAST_HELD = 2.0
 FIRST_MOVE, LAST_MOVE = 0.2, 0.7
 """Between these parts of the rounds directions of no records are moved: before, nothing is known of
 them, and after, they could not settle."""
+SETTLES = 0.5
+"""From this part of the rounds on steps may shorten: before, clusters are still to be found."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,9 @@ class Factorization(Stage):
     `step` is the most W can move for one round's gradient, in units of the mean clipped gradient:
     W <- unit rows of (W - (1 - momentum) step / clip_norm * velocity). The orthogonality penalty
     rises in even steps from `first_orthogonality` to the penalty's own: soft memberships first,
-    hard ones last. Every setting is public.
+    hard ones last. From SETTLES on steps shorten evenly, to `last_step` of the first:
+    centres that hardly move any more are the mean of many rounds, and so is their noise. Every
+    setting is public.
     """
 
     n_clusters: int
@@ -83,6 +87,7 @@ class Factorization(Stage):
     first_orthogonality: float = 0.1
     clip_norm: float = 0.03
     step: float = 24.0
+    last_step: float = 1.0
     momentum: float = 0.0
     constant: float = 0.0
     clamp: bool = False
@@ -158,7 +163,7 @@ class Factorization(Stage):
 
     def combine(self, state: State, released: Released, t: int) -> State:
         width = state["W"].shape[1]
-        stepped = self.stepped(state, released.value[:, :width] / released.n_records)
+        stepped = self.stepped(state, released.value[:, :width] / released.n_records, t)
         if not self.counted or not FIRST_MOVE <= t / self.n_rounds <= LAST_MOVE:
             return stepped
         from dpfedc.kernels.relocation import revived_directions  # no site needs it
@@ -171,11 +176,12 @@ class Factorization(Stage):
         moved = revived_directions(on_host(W).astype(np.float64), held, least, rng)
         return {**stepped, "W": self.feasible(xp.asarray(moved, dtype=W.dtype, device=device(W)))}
 
-    def stepped(self, state: State, mean: Array) -> State:
-        """Return the centres after one step against a mean gradient."""
+    def stepped(self, state: State, mean: Array, t: int) -> State:
+        """Return the centres after round t's step against a mean gradient."""
         mean = array_namespace(mean).astype(mean, state["W"].dtype)
         velocity = self.momentum * state["velocity"] + mean
-        reach = (1 - self.momentum) * self.step / self.clip_norm
+        late = max((self._part(t) - SETTLES) / (1 - SETTLES), 0.0)
+        reach = (1 - self.momentum) * self.step * self.last_step**late / self.clip_norm
         W = state["W"] - reach * velocity
         return {**state, "W": self.feasible(W), "velocity": velocity}
 
@@ -206,7 +212,11 @@ class Factorization(Stage):
     def orthogonality(self, t: int) -> float:
         """Return rho of round t."""
         first, last = self.first_orthogonality, self.penalty.orthogonality
-        return first + (last - first) * (t - 1) / max(self.n_rounds - 1, 1)
+        return first + (last - first) * self._part(t)
+
+    def _part(self, t: int) -> float:
+        """Return how far round t is on the way from the first to the last: 0 to 1."""
+        return (t - 1) / max(self.n_rounds - 1, 1)
 
     def memory_factor(self, X: Array, state: State) -> float:
         """Return how much memory a record needs: next to none where one kernel does the round."""

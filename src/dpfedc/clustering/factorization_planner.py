@@ -18,6 +18,8 @@ from dpfedc.settings import Penalty, PrivacyTarget
 CLIP_NORM, STEP = 0.03, 24.0
 LOW_CLIP_NORM, LOW_STEP, LOW_ROUNDS = 0.1, 8.0, 20
 """Where a refinement follows, a shorter step and a few rounds find what it can start from."""
+SETTLED_STEP = 0.05
+"""What is left of the step in the last round, where noise is added and no refinement follows."""
 FIRST_ORTHOGONALITY = 0.1
 LOW_DIMENSION = 50
 """Up to so many features, directions alone do not tell clusters apart and Lloyd rounds pay."""
@@ -29,9 +31,10 @@ SUBSPACE_DIMENSIONS, SUBSPACE_ROUNDS = 40, 10
 SUBSPACE_SHARE = 0.15
 LENGTHS_SHARE = 0.01
 REFINE_SHARE = 0.6
-MAX_REFINE_NOISE, REFINE_NOISE = 0.134, 0.48
-"""Lloyd rounds pay below this noise ratio, and below that over the root of the number of features:
-the more features, the better directions alone tell clusters apart."""
+MAX_REFINE_NOISE, MAX_IF_CROWDED, REFINE_NOISE = 0.07, 0.134, 0.48
+"""Lloyd rounds pay below the first noise ratio, or the second where there are more clusters than
+features, which directions alone cannot tell apart; and below the last over the root of the number
+of features: the more features, the better directions tell clusters apart."""
 
 
 def by_factorization(
@@ -77,12 +80,14 @@ def _search(
         # A round with some of the sites sees some of the clusters: average over a few rounds.
         momentum = 0.5 if per_round < facts.n_sites else 0.0
     q = choices.sampling_probability if target is not None else 1.0
+    settles = kappa > 0 and not n_refine and facts.n_features < MANY_FEATURES
     settings: dict[str, Any] = {
         "penalty": Penalty(orthogonality=float(rho)),
         "first_orthogonality": min(FIRST_ORTHOGONALITY, float(rho)),
         "membership_steps": choices.membership_steps,
         "clip_norm": float(clip if choices.clip_norm == "auto" else choices.clip_norm),
         "step": float(step if choices.step == "auto" else choices.step),
+        "last_step": SETTLED_STEP if settles else 1.0,
         "momentum": float(momentum),
         "constant": choices.constant_feature,
         # Coordinates in a subspace have no sign to keep; cluster_centers_ are clamped all the same.
@@ -137,7 +142,9 @@ def _refine_rounds(choices: SimpleNamespace, facts: Federation, kappa: float) ->
         return int(choices.refine_rounds)
     if facts.n_features > LOW_DIMENSION:
         return 0
-    most = min(MAX_REFINE_NOISE, REFINE_NOISE / math.sqrt(facts.n_features))
+    crowded = choices.n_clusters > facts.n_features
+    most = MAX_IF_CROWDED if crowded else MAX_REFINE_NOISE
+    most = min(most, REFINE_NOISE / math.sqrt(facts.n_features))
     return REFINE_ROUNDS if kappa < most else 0
 
 

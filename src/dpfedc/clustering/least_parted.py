@@ -44,6 +44,6 @@ class LeastParted(Neighbors):
         like = {"dtype": released.value.dtype, "device": device(released.value)}
         known = {name: on_host(values).astype(np.float64) for name, values in state.items()}
         graph, noise = on_host(released.value).astype(np.float64), released.event.noise_std
-        found = put_together(graph, noise, known, self.n_clusters)
+        found = put_together(graph, noise, known, self.n_clusters, any_shape=self.any_shape)
         left = {name: v for name, v in state.items() if name not in OF_PROTOTYPES}
         return {**left, **{name: xp.asarray(v, **like) for name, v in found.items()}}

@@ -147,7 +147,7 @@ class LocalSteps(Factorization):
         """
         parts = self.n_parts(t)
         unit = 1.0 if parts == 1 else -self.step_constant / parts
-        return self.stepped(state, released.value * (unit / released.n_records))
+        return self.stepped(state, released.value * (unit / released.n_records), t)
 
     def fused(self, X: Array, state: State) -> None:
         """Return none: the fused kernels take no local steps."""

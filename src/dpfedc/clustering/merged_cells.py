@@ -45,6 +45,8 @@ SPLIT_REACH = 0.7
 class Cells(ResidualSums):
     """Release the sums of a `ResidualSums` for more cells than there are clusters."""
 
+    weighed: bool = False
+    """Whether cells count less in the end where noise has moved them far."""
     name: str = "cells"
 
     @property
@@ -83,6 +85,8 @@ class Cells(ResidualSums):
         if t < self.n_rounds:
             directions = on_host(state["directions"])[t - 1]
             cells, weights = _split(cells, weights, found.spread, directions)
+        elif self.weighed:
+            weights = weights * _certainty(found)
         like = {"dtype": released.value.dtype, "device": device(released.value)}
         told = {
             "centers": np.clip(cells, -CENTER_MAX, CENTER_MAX),
@@ -91,6 +95,15 @@ class Cells(ResidualSums):
             "residual_bounds": residual_bounds(squares),
         }
         return {**state, **{name: xp.asarray(v, **like) for name, v in told.items()}}
+
+
+def _certainty(found: ClusterSums) -> Float:
+    """Return how much to trust each mean, from 0 to 1: 1/2 if noise moved it as far as records lie.
+
+    Noise takes means of few records far out, where they would be taken for clusters of their own.
+    """
+    moved = found.n_noisy * found.step_noise**2
+    return np.asarray(found.within / np.maximum(found.within + moved, 1e-12))
 
 
 def _lloyd(points: Float, centers: Float) -> Float:

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpfedc.clustering.residual_lloyd import CENTER_MAX, MIN_RESIDUAL, roomy_bounds
 from dpfedc.clustering.residual_lloyd import MIN_COUNT as MIN_FILLED
-from dpfedc.clustering.residual_lloyd import MIN_RESIDUAL, roomy_bounds
 from dpfedc.clustering.stage import State
 from dpfedc.kernels.cluster_sums import squared_distances
+from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.merge_tree import (
     MIN_COUNT,
     SIZE_POWER,
@@ -138,16 +139,25 @@ def doubtful_choice(state: State) -> tuple[str, ...]:
 
 PARTED_WEIGHT = 2.0
 """What parting all records would count, as a part of the cost."""
-MAX_COST, FEWER = 1.05, 0.85
-"""Clusters by links alone are taken if they cost no more than so many times the best of k-means,
-and if those do not part so many fewer records."""
+NO_GAPS, MAX_COST = 0.45, 1.15
+"""Clusters by links alone are taken where there are no gaps, so that those of k-means part so much
+of all links or more, and if they cost no more than so many times as much."""
 N_STARTS = 32
 
 
 def put_together(
-    graph: Float, noise_std: float, state: Released, n_clusters: int
+    graph: Float,
+    noise_std: float,
+    state: Released,
+    n_clusters: int,
+    *,
+    any_shape: bool = False,
 ) -> dict[str, Float]:
-    """Return centres made of prototypes, and what their records' residuals are clipped to."""
+    """Return centres made of prototypes, and what their records' residuals are clipped to.
+
+    Where they are put together by links alone, clusters may have any shape if that is allowed:
+    records then belong to prototypes, and `groups` are the prototypes' clusters.
+    """
     counted = state["sizes"] > MIN_FILLED * state["size_errors"]
     if counted.sum() < n_clusters:  # noise has swamped them: all there are
         counted[:] = True
@@ -168,9 +178,11 @@ def put_together(
     least = max(min(map(cost, found)), MIN_RESIDUAL**2)  # where records are few values, it is none
     scores = [cost(one) / least + PARTED_WEIGHT * parted(one) for one in found]
     best, stable = best_of(found, scores, weights)
-    tree = merge_tree(links, noise_std, prototypes, least=n_clusters)
+    tree = merge_tree(links, noise_std, prototypes, n_clusters)
     merged = grouped(prototypes, weights, tree.groups[n_clusters])
-    if cost(merged) <= MAX_COST * cost(best) and parted(best) >= FEWER * parted(merged):
+    by_links = parted(best) >= NO_GAPS * float(np.triu(links, 1).sum()) / n
+    by_links &= cost(merged) <= MAX_COST * cost(best)
+    if by_links:
         stable = min(stable, agreement(best.labels, merged.labels, weights))
         best = merged
     members = np.eye(n_clusters)[best.labels].T * weights
@@ -178,9 +190,40 @@ def put_together(
     away = ((prototypes - best.centers[best.labels]) ** 2).sum(axis=1)
     squares = members @ (state["mean_squares"][counted] + away) / sizes
     noise, width = float(state["size_errors"].max()), prototypes.shape[1]
+    told = _by_prototype(state, counted, best.labels) if any_shape and by_links else {}
     return {
+        **told,
         "centers": best.centers,
         "mean_squares": squares,
         "residual_bounds": roomy_bounds(squares, sizes, noise, width),
         "stability": np.asarray(stable),
+    }
+
+
+def _by_prototype(
+    state: Released, counted: npt.NDArray[np.bool_], labels: npt.NDArray[np.int64]
+) -> dict[str, Float]:
+    """Return all prototypes by cluster; of those that stand for no records, that of the nearest."""
+    prototypes = state["prototypes"]
+    near = prototypes[counted]
+    gaps = squared_distances(prototypes @ near.T, (prototypes**2).sum(axis=1), near)
+    groups = labels[gaps.argmin(axis=1)]
+    order = np.argsort(groups, kind="stable")
+    placed = {"prototypes": prototypes[order], "groups": groups[order].astype(np.float64)}
+    return {**placed, "by_prototype": np.asarray(1.0)}
+
+
+def placed(state: State, centers: Float, n_places: int) -> dict[str, Float]:
+    """Return where the places of clusters are, and whose.
+
+    They are the prototypes, if records belong to those, and the centres else.
+    """
+    clusters = np.arange(n_places) % len(centers)
+    if "groups" in state:
+        clusters = on_host(state["groups"]).astype(np.int64)
+    by_prototype = bool(state.get("by_prototype", False))
+    places = on_host(state["prototypes"]) if by_prototype else centers[clusters]
+    return {
+        "places": np.clip(places, -CENTER_MAX, CENTER_MAX),
+        "place_clusters": clusters.astype(np.float64),
     }

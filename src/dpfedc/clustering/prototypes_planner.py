@@ -71,7 +71,7 @@ def n_prototypes(
     most = [max(wanted, MIN_PROTOTYPES), MAX_PROTOTYPES, facts.n_records // MIN_RECORDS]
     if kappa > 0:
         count_noise = _count_noise(facts, kappa, high) / math.sqrt(GRAPH_SHARE)
-        per_noise, noise = OF_CHOICE if chosen else OF_SHAPE if any_shape else OF_START
+        per_noise, noise = OF_CHOICE if chosen else OF_START if by_links else OF_SHAPE
         most += [int(facts.n_records / (per_noise * count_noise)), int(noise * high / kappa)]
     least = min(max(low + 1, MIN_PROTOTYPES), high) if chosen else high
     return max(min(most), least)
@@ -121,7 +121,7 @@ def merging(
     more = SimpleNamespace(**{**vars(choices), "n_clusters": n})
     graph = Neighbors(n, low, min(high, n), any_shape, few_features)
     if by_links:
-        graph = LeastParted(n, high, high)
+        graph = LeastParted(n, high, high, any_shape)
     share = _share(facts, kappa, high, n) if low < high else GRAPH_SHARE
     found = way(more, kappa * n / high, rest - share, graph)
     return replace(found, shares={**found.shares, graph.name: share})

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
 from dpfedc.clustering.residual_lloyd import (
     CENTER_MAX,
     HIDDEN,
     MAX_RESIDUAL,
+    PLACES,
     are_residual_bounds,
+    places_of,
     residual_bounds,
 )
 from dpfedc.clustering.stage import (
@@ -31,7 +31,6 @@ from dpfedc.clustering.stage import (
     SiteBatch,
     Stage,
     State,
-    at_most,
     broadcast,
 )
 from dpfedc.clustering.standardize import VIEW, standardized_memory, standardized_view
@@ -88,14 +87,11 @@ class Quality(Stage):
     def reads(self) -> tuple[str, ...]:  # type: ignore[override]
         """Return what a site's work depends on."""
         view = (*VIEW, "W") if self.by_membership else tuple(n for n in VIEW if n != "basis")
-        return (*view, "places", "place_clusters", "distance_bound")
+        return (*view, *PLACES, "distance_bound")
 
     def starts(self, known: Known, n_features: int) -> Known:
-        return {
-            "places": Entry((self.n_places, n_features), at_most(CENTER_MAX)),
-            "place_clusters": Entry((self.n_places,), self._are_clusters),
-            "distance_bound": Entry((), are_residual_bounds),
-        }
+        places = places_of(self.n_places, n_features, self.n_clusters)
+        return {**places, "distance_bound": Entry((), are_residual_bounds)}
 
     def upload(self, known: Known, n_features: int) -> Form:
         return Form((self.n_clusters, 3))
@@ -105,18 +101,10 @@ class Quality(Stage):
         return SENSITIVITY
 
     def start(self, state: State, public: Public, randomness: Randomness) -> State:
-        places, clusters = on_host(state["best_centers"]), np.arange(self.n_clusters)
-        if "groups" in state:
-            clusters = on_host(state["groups"])
-            # By centre, a prototype's place is that of its cluster.
-            by_prototype = bool(state["by_prototype"])
-            own = on_host(state["prototypes"])
-            places = own if by_prototype else places[clusters.astype(np.int64)]
-        told = {
-            "places": np.clip(places, -CENTER_MAX, CENTER_MAX),
-            "place_clusters": clusters.astype(np.float64),
-            "distance_bound": np.asarray(_distance_bound(state)),
-        }
+        from dpfedc.clustering.merged_prototypes import placed  # no site needs it
+
+        told = placed(state, on_host(state["best_centers"]), self.n_places)
+        told["distance_bound"] = np.asarray(_distance_bound(state))
         return {**state, **{name: public.asarray(values) for name, values in told.items()}}
 
     def prepare(self, batch: SiteBatch, state: State, randomness: Randomness) -> dict[str, Array]:
@@ -188,10 +176,6 @@ class Quality(Stage):
         W = broadcast(state, "W")
         H = membership_matrix(view, W, penalty=self.penalty, steps=self.final_steps)
         return one_hot(xp.argmax(H, axis=1), self.n_clusters, distances)
-
-    def _are_clusters(self, values: npt.NDArray[Any], _: State) -> bool:
-        whole = np.array_equal(values, np.round(values))
-        return bool(whole and (values >= 0).all() and (values < self.n_clusters).all())
 
 
 def _silhouettes(own: Array, other: Array) -> Array:

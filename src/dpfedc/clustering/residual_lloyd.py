@@ -45,7 +45,7 @@ from dpfedc.kernels import Array
 from dpfedc.kernels.cluster_sums import mean_errors, one_hot, squared_distances
 from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.objective import residual_norms
-from dpfedc.kernels.row_views import Columns, Residuals, Scaled
+from dpfedc.kernels.row_views import Columns, Residuals, Scaled, Standardized
 from dpfedc.privacy.gate import Released
 from dpfedc.privacy.sampling import RoundSample
 from dpfedc.privacy.sums import OuterSum
@@ -111,23 +111,24 @@ class ClusterSums:
     @property
     def steps(self) -> Float:
         """Return the mean residual of each cluster, zero where it is only noise."""
-        filled = self.filled
-        return np.where(filled[:, None], self.sums / np.where(filled, self.counts, 1)[:, None], 0)
+        return np.where(self.filled[:, None], self.sums / self._counts[:, None], 0)
+
+    @property
+    def step_noise(self) -> Float:
+        """Return the noise in the entries of each step."""
+        return self.bounds * self.noise_std / self._counts
 
     @property
     def likely_steps(self) -> Float:
         """Return the steps, shortened where noise has made them longer."""
         from dpfedc.kernels.shorter_steps import shortened  # no site needs it
 
-        counts = np.where(self.filled, self.counts, 1)
-        noise = self.bounds * self.noise_std / counts
-        return shortened(self.steps, noise, self.n_noisy)
+        return shortened(self.steps, self.step_noise, self.n_noisy)
 
     @property
     def spread(self) -> Float:
         """Return the sums of squared distances from the means, none below zero."""
-        counts = np.where(self.filled, self.counts, 1)
-        spread = self.squares - (self.sums**2).sum(axis=1) / counts
+        spread = self.squares - (self.sums**2).sum(axis=1) / self._counts
         return np.where(self.filled, np.maximum(spread, 0.0), 0.0)
 
     @property
@@ -164,6 +165,11 @@ class ClusterSums:
         return roomy_bounds(mean_squares, self.counts, self.count_noise, width)
 
     @property
+    def _counts(self) -> Float:
+        """Return what to divide by: 1 where a count is only noise."""
+        return np.where(self.filled, self.counts, 1)
+
+    @property
     def _n_records(self) -> float:
         return max(float(self.counts[self.filled].sum()), 1.0)
 
@@ -195,18 +201,22 @@ class ResidualSums(Stage):
     """Whether all features count, also where there is a subspace."""
     longest: float = 1.0
     """Records longer than so many scales are clipped to that length."""
+    n_places: int = 0
+    """Of several places for each cluster, the nearest tells a record's cluster (0: its centre)."""
     name: str = "centres"
 
     @property
     def reads(self) -> tuple[str, ...]:  # type: ignore[override]
         """Return what a site's work depends on."""
         view = tuple(name for name in VIEW if name != "basis") if self.plain else VIEW
-        return (*view, "centers", "residual_bounds")
+        return (*view, "centers", "residual_bounds", *(PLACES if self.n_places else ()))
 
     def starts(self, known: Known, n_features: int) -> Known:
-        centers = Entry((self.n_clusters, self._width(known, n_features)), at_most(CENTER_MAX))
+        width = self._width(known, n_features)
+        centers = Entry((self.n_clusters, width), at_most(CENTER_MAX))
         bounds = Entry((self.n_clusters,), are_residual_bounds)
-        return {"centers": centers, "residual_bounds": bounds}
+        places = places_of(self.n_places, width, self.n_clusters) if self.n_places else {}
+        return {"centers": centers, "residual_bounds": bounds, **places}
 
     def upload(self, known: Known, n_features: int) -> Form:
         return Form((self.n_clusters, self._width(known, n_features) + 2))
@@ -219,7 +229,7 @@ class ResidualSums(Stage):
         return standardized_memory(batch, self._seen(state), 0.0, self.longest)
 
     def memory_factor(self, X: Array, state: State) -> float:
-        return max(self.n_clusters / USUAL_CLUSTERS, 1.0)
+        return max(self.n_clusters / USUAL_CLUSTERS, self.n_places / USUAL_CLUSTERS, 1.0)
 
     def local(
         self, batch: SiteBatch, state: State, t: int, sample: RoundSample, randomness: Randomness
@@ -229,8 +239,7 @@ class ResidualSums(Stage):
         centers = broadcast(state, "centers", most=CENTER_MAX * SLACK)
         bounds = broadcast(state, "residual_bounds", above=0, most=MAX_RESIDUAL * SLACK)
         products = view.products(centers)
-        distances = squared_distances(products, view.squared_norms, centers)
-        nearest = xp.argmin(distances, axis=1)
+        nearest = self._clusters(view, centers, products, state)
         members = one_hot(nearest, self.n_clusters, batch.X)
         lengths = residual_norms(view.squared_norms, products, members, centers @ centers.T)
         # A record whose numbers overflow is null: weight 0, and nothing that 0 would not cancel.
@@ -242,6 +251,16 @@ class ResidualSums(Stage):
         residuals = Scaled(Residuals(members, centers, view), factors)
         extra = a * xp.stack([xp.astype(known, parts.dtype), parts**2], axis=1)
         return OuterSum(members, Columns.of(residuals, extra), xp.where(known, norms, lengths))
+
+    def _clusters(self, view: Standardized, centers: Array, products: Array, state: State) -> Array:
+        """Return the cluster of each record: that of the nearest place, or the nearest centre."""
+        xp = array_namespace(centers)
+        if not self.n_places:
+            return xp.argmin(squared_distances(products, view.squared_norms, centers), axis=1)
+        places = broadcast(state, "places", most=CENTER_MAX * SLACK)
+        clusters = xp.astype(broadcast(state, "place_clusters"), xp.int64)
+        distances = squared_distances(view.products(places), view.squared_norms, places)
+        return xp.take(clusters, xp.argmin(distances, axis=1))
 
     def diagnose(self, batch: SiteBatch, state: State) -> Mapping[str, float]:
         """Return the objective: squared distances to the nearest centre, the mean over sites."""
@@ -264,6 +283,22 @@ class ResidualSums(Stage):
         if self.plain or "basis" not in known:
             return n_features
         return int(known["basis"].shape[0])
+
+
+PLACES = ("places", "place_clusters")
+
+
+def places_of(n_places: int, width: int, n_clusters: int) -> dict[str, Entry]:
+    """Return the arrays that tell of several places for each cluster where they are, and whose."""
+
+    def are_clusters(values: npt.NDArray[Any], _: State) -> bool:
+        whole = np.array_equal(values, np.round(values))
+        return bool(whole and (values >= 0).all() and (values < n_clusters).all())
+
+    return {
+        "places": Entry((n_places, width), at_most(CENTER_MAX)),
+        "place_clusters": Entry((n_places,), are_clusters),
+    }
 
 
 def are_residual_bounds(values: npt.NDArray[Any], _: State) -> bool:
@@ -303,12 +338,13 @@ class ResidualLloyd(ResidualSums):
             centers = in_all_features(centers, state)
             squares = squares + float(state.get("outside", 0.0))
         bounds = residual_bounds(squares, np.clip(factors, LEAST_FACTOR, MOST_FACTOR))
-        return {
-            **state,
-            "centers": public.asarray(np.clip(centers, -CENTER_MAX, CENTER_MAX)),
-            "residual_bounds": public.asarray(bounds),
-            "mean_squares": public.asarray(squares),
-        }
+        centers = np.clip(centers, -CENTER_MAX, CENTER_MAX)
+        told = {"centers": centers, "residual_bounds": bounds, "mean_squares": squares}
+        if self.n_places:
+            from dpfedc.clustering.merged_prototypes import placed  # no site needs it
+
+            told |= placed(state, centers, self.n_places)
+        return {**state, **{name: public.asarray(values) for name, values in told.items()}}
 
     def combine(self, state: State, released: Released, t: int) -> State:
         xp = array_namespace(released.value)

@@ -154,5 +154,7 @@ class Way:
     spare_delta: float = 0.0
     n_prototypes: int = 0
     """How many the clusters are made of in the end; 0 if they have centres alone."""
+    n_places: int = 0
+    """How many places may tell in the end which cluster a record belongs to; 0: centres alone."""
     longest: float = 1.0
     """Records longer than so many scales are clipped to that length."""
