@@ -1,7 +1,8 @@
 """Where the defaults stand: all sets of `frontier_sets.py`, at five epsilons, old and new.
 
-python benchmarks/frontier.py [--half tuning] [--seeds 5] [--first-seed 1000] [--old PATH]
-    [--jobs 2] [--trust secure-aggregation] [--sets a,b] [--output results/frontier] [--device cpu]
+python benchmarks/frontier.py [--half tuning] [--seeds 5] [--first-seed 1000] [--epsilons none,1]
+    [--old PATH] [--jobs 2] [--trust secure-aggregation] [--sets a,b] [--output results/frontier]
+    [--device cpu]
 
 Defaults are found on the tuning half. The judging half is run once, when they are settled; later
 sets (--half later) are for what is settled after that.
@@ -14,8 +15,8 @@ and seeds, so that differences are of pairs.
 Fits are made by worker processes, `--jobs` at a time, with one thread for BLAS each; every one sees
 one version of the package, copied when the study starts. With `--device cuda` records are tensors
 on the GPU (needs torch), and fits of several epsilons and seeds go side by side there as processes:
-give it more jobs. Writes one Markdown file per half, and every single run as JSON. Runs that are in
-the JSON already (same source, sets, seed, trust and device) are not made again.
+give it more jobs. Writes one Markdown file per half, and every single run as a line of JSON. Runs
+that are there already (same source, sets, seed, trust and device) are not made again.
 """
 
 from __future__ import annotations
@@ -141,11 +142,13 @@ def started(source: Path) -> subprocess.Popen[str]:
 
 
 class Runs:
-    """Every single run of an output folder: kept as JSON, written after each one."""
+    """Every single run of an output folder: a line of JSON each, added when it is done."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock = path, Lock()
-        kept = json.loads(path.read_text()) if path.exists() else []
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        kept = [json.loads(line) for line in lines if line.endswith("\n")]  # not one cut off
+        path.write_text("".join(json.dumps(row) + "\n" for row in kept))
         self.rows: dict[tuple[Any, ...], Row] = {self._key(row): row for row in kept}
         self.errors: list[Row] = []
 
@@ -168,9 +171,8 @@ class Runs:
                 self.errors.append(row)
                 return
             self.rows[self._key(row)] = row
-            part = self.path.with_suffix(".part")
-            part.write_text(json.dumps(list(self.rows.values()), indent=1))
-            part.replace(self.path)
+            with self.path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
 
 
 def run_all(jobs: list[Row], source: Path, n_workers: int, runs: Runs) -> None:
@@ -243,6 +245,7 @@ class Study:
     def __init__(self, runs: Runs, half: str, names: list[str], given: Any, common: Row) -> None:
         self.half, self.names, self.runs = half, names, runs
         self.seeds = range(given.first_seed, given.first_seed + given.seeds)
+        self.epsilons: tuple[float | None, ...] = given.epsilons
         self.versions: dict[str, str] = given.versions
         self._common = common
 
@@ -257,7 +260,7 @@ class Study:
         """Yield all jobs of a version."""
         for name in self.names:
             for seed in self.seeds:
-                for epsilon in [None] if version == POOLED else EPSILONS:
+                for epsilon in [None] if version == POOLED else self.epsilons:
                     yield self.job(name, seed, epsilon, version)
 
     def rows(self, name: str, epsilon: float | None, label: str) -> dict[int, Row]:
@@ -302,7 +305,7 @@ def shown_tables(study: Study, lines: list[str]) -> None:
     labels = list(study.versions)
     compared = ["difference"] if "old" in labels else []
     head = ["set", "n", "d", "k", "k-means ARI", *labels, *compared, "cost ratio"]
-    for epsilon in EPSILONS:
+    for epsilon in study.epsilons:
         lines += [f"## Epsilon {shown_epsilon(epsilon)}", ""]
         rows = []
         for name in study.names:
@@ -330,7 +333,7 @@ def shown_summary(study: Study, lines: list[str]) -> None:
     head = ["epsilon", *(f"{key}, {label}" for key in ("ARI", "NMI") for label in labels)]
     head += ["ARI, difference"] if "old" in labels else []
     rows = []
-    for epsilon in EPSILONS:
+    for epsilon in study.epsilons:
         cells = [shown_epsilon(epsilon)]
         for key in ("ari", "nmi"):
             cells += [number(mean_and_error(means(study, epsilon, label, key))[0])
@@ -349,7 +352,7 @@ def shown_summary(study: Study, lines: list[str]) -> None:
 def shown_losses(study: Study, lines: list[str]) -> None:
     lines += [f"Losses (below -{LOSS:g} and beyond two standard errors of the pairs' difference):"]
     lost, unknown = [], 0
-    for epsilon in EPSILONS:
+    for epsilon in study.epsilons:
         for name in study.names:
             found = study.differences(name, epsilon)
             unknown += len(found) < 2
@@ -358,7 +361,7 @@ def shown_losses(study: Study, lines: list[str]) -> None:
                 lost.append(f"- {name}, epsilon {shown_epsilon(epsilon)}: {shown(found, '+')}")
     lines += ["", *(lost or ["none."]), ""]
     if unknown:
-        every = len(study.names) * len(EPSILONS)
+        every = len(study.names) * len(study.epsilons)
         lines += [f"Not to be told for {unknown} of {every}: fewer than two pairs.", ""]
 
 
@@ -402,7 +405,7 @@ def shown_refusals(study: Study, lines: list[str]) -> None:
     reasons: dict[tuple[str, str, str], list[Row]] = {}
     for label in study.versions:
         for name in study.names:
-            for epsilon in EPSILONS:
+            for epsilon in study.epsilons:
                 for row in study.rows(name, epsilon, label).values():
                     if "refused" in row:
                         key = (label, name, shown_epsilon(epsilon))
@@ -451,11 +454,16 @@ def chosen(given: Any, parser: argparse.ArgumentParser) -> dict[str, list[str]]:
     return {h: [name for name in HALVES[h] if not asked or name in asked] for h in halves}
 
 
+def epsilons(text: str) -> tuple[float | None, ...]:
+    return tuple(None if word == "none" else float(word) for word in text.split(","))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--half", choices=(*HALVES, "both"), default="tuning")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=1000)
+    parser.add_argument("--epsilons", type=epsilons, default=EPSILONS, help="none,0.5,1 and so on")
     parser.add_argument("--old", type=Path, help="src folder of an older version")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--trust", choices=TRUST, default="secure-aggregation")
@@ -473,7 +481,7 @@ def main() -> None:
         parser.error("--seeds and --jobs must be at least 1")
     names = chosen(given, parser)
     given.output.mkdir(parents=True, exist_ok=True)
-    runs = Runs(given.output / "runs.json")
+    runs = Runs(given.output / "runs.jsonl")
     with tempfile.TemporaryDirectory() as folder:
         make(given, names, runs, Path(folder))
     if runs.errors:
