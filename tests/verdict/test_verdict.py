@@ -73,7 +73,7 @@ def nobody(_):
 def test_more_noise_is_called_worse(monkeypatch):
     """Real rehearsals, few of them: from usable to useless as epsilon falls."""
     monkeypatch.setattr(module, "GEOMETRIES", 1)
-    found = [expected_verdict(*plan_of(300, epsilon, "dp-fedc")) for epsilon in (20.0, 0.1)]
+    found = [expected_verdict(*plan_of(300, epsilon, "dp-fedc")) for epsilon in (20.0, 0.05)]
     assert [verdict.word for verdict in found] == ["usable", "useless"]
     assert found[1].center_std > 5 * found[0].center_std
 

@@ -64,8 +64,6 @@ LEAST_HELD = 2.0
 FIRST_MOVE, LAST_MOVE = 0.2, 0.7
 """Between these parts of the rounds directions of no records are moved: before, nothing is known of
 them, and after, they could not settle."""
-SETTLES = 0.5
-"""From this part of the rounds on steps may shorten: before, clusters are still to be found."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +73,9 @@ class Factorization(Stage):
     `step` is the most W can move for one round's gradient, in units of the mean clipped gradient:
     W <- unit rows of (W - (1 - momentum) step / clip_norm * velocity). The orthogonality penalty
     rises in even steps from `first_orthogonality` to the penalty's own: soft memberships first,
-    hard ones last. From SETTLES on steps shorten evenly, to `last_step` of the first:
-    centres that hardly move any more are the mean of many rounds, and so is their noise. Every
-    setting is public.
+    hard ones last. From the part `settles` of the rounds on steps shorten evenly, to `last_step` of
+    the first: centres that hardly move any more are the mean of many rounds, and so is their noise.
+    Every setting is public.
     """
 
     n_clusters: int
@@ -88,6 +86,7 @@ class Factorization(Stage):
     clip_norm: float = 0.03
     step: float = 24.0
     last_step: float = 1.0
+    settles: float = 0.5
     momentum: float = 0.0
     constant: float = 0.0
     clamp: bool = False
@@ -180,7 +179,7 @@ class Factorization(Stage):
         """Return the centres after round t's step against a mean gradient."""
         mean = array_namespace(mean).astype(mean, state["W"].dtype)
         velocity = self.momentum * state["velocity"] + mean
-        late = max((self._part(t) - SETTLES) / (1 - SETTLES), 0.0)
+        late = max((self._part(t) - self.settles) / (1 - self.settles), 0.0)
         reach = (1 - self.momentum) * self.step * self.last_step**late / self.clip_norm
         W = state["W"] - reach * velocity
         return {**state, "W": self.feasible(W), "velocity": velocity}

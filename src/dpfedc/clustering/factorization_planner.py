@@ -18,8 +18,12 @@ from dpfedc.settings import Penalty, PrivacyTarget
 CLIP_NORM, STEP = 0.03, 24.0
 LOW_CLIP_NORM, LOW_STEP, LOW_ROUNDS = 0.1, 8.0, 20
 """Where a refinement follows, a shorter step and a few rounds find what it can start from."""
-SETTLED_STEP = 0.05
-"""What is left of the step in the last round, where noise is added and no refinement follows."""
+SETTLES, SETTLED_STEP = 0.5, 0.05
+"""From which part of the rounds on steps shorten, and to what part of the first, where noise is
+added and no refinement follows."""
+FEW_CLUSTERS, FEW_SETTLE, FEW_SETTLED_STEP = 2, 0.0, 0.02
+"""The same for up to so many clusters: there is little to search, so noise counts from the first
+round on."""
 FIRST_ORTHOGONALITY = 0.1
 LOW_DIMENSION = 50
 """Up to so many features, directions alone do not tell clusters apart and Lloyd rounds pay."""
@@ -81,13 +85,16 @@ def _search(
         momentum = 0.5 if per_round < facts.n_sites else 0.0
     q = choices.sampling_probability if target is not None else 1.0
     settles = kappa > 0 and not n_refine and facts.n_features < MANY_FEATURES
+    few = choices.n_clusters <= FEW_CLUSTERS
+    starts_to, last_step = (FEW_SETTLE, FEW_SETTLED_STEP) if few else (SETTLES, SETTLED_STEP)
     settings: dict[str, Any] = {
         "penalty": Penalty(orthogonality=float(rho)),
         "first_orthogonality": min(FIRST_ORTHOGONALITY, float(rho)),
         "membership_steps": choices.membership_steps,
         "clip_norm": float(clip if choices.clip_norm == "auto" else choices.clip_norm),
         "step": float(step if choices.step == "auto" else choices.step),
-        "last_step": SETTLED_STEP if settles else 1.0,
+        "last_step": last_step if settles else 1.0,
+        "settles": starts_to,
         "momentum": float(momentum),
         "constant": choices.constant_feature,
         # Coordinates in a subspace have no sign to keep; cluster_centers_ are clamped all the same.

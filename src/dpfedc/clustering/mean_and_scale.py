@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace
 
 from dpfedc.clustering.bound import WHAT_TO_DECLARE, moved_mean_entry, origin_entry
 from dpfedc.clustering.stage import (
@@ -22,7 +22,6 @@ from dpfedc.clustering.stage import (
 )
 from dpfedc.clustering.standardize import distances, distances_memory
 from dpfedc.kernels import Array
-from dpfedc.kernels.devices import on_host
 from dpfedc.kernels.row_views import Columns, Standardized, is_far
 from dpfedc.privacy.gate import Released
 from dpfedc.privacy.sampling import RoundSample
@@ -110,16 +109,10 @@ class Mean(Stage):
     def combine(self, state: State, released: Released, t: int) -> State:
         """Return the state with the mean, no farther from that point than the bound.
 
-        A mean of clipped records cannot be farther; noise can. Noise also makes it longer than it
-        is: what that makes of its length is taken off.
+        A mean of clipped records cannot be farther; noise can.
         """
-        from dpfedc.kernels.shorter_steps import shortened  # no site needs it
-
         xp = array_namespace(released.value)
-        mean = on_host(released.value).astype(np.float64) / released.n_records
-        noise = np.array([released.event.noise_std / released.n_records])
-        mean = shortened(mean[None], noise, len(mean))[0]
-        mean = xp.asarray(mean, dtype=released.value.dtype, device=device(released.value))
+        mean = released.value / released.n_records
         if "bound" in state:
             length = xp.sqrt(xp.sum(mean**2))
             mean = mean * (state["bound"] / xp.maximum(length, state["bound"]))
