@@ -6,8 +6,9 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from dpfedc import DPFedC
+from dpfedc.clustering import merged_prototypes
 from dpfedc.clustering.least_parted import LeastParted
-from dpfedc.clustering.merged_prototypes import put_together
+from dpfedc.clustering.merged_prototypes import put_together, steadiness
 from dpfedc.clustering.neighbors import Neighbors
 from dpfedc.clustering.registry import method_named
 from dpfedc.clustering.run_plan import Federation
@@ -218,8 +219,41 @@ def test_clusters_side_by_side_are_found_where_k_means_cuts_them_in_two():
     assert min(found) > 0.95
 
 
-def test_a_model_whose_records_belong_to_prototypes_says_so_everywhere():
+def cost_of_parts(X, model):
+    """Return the mean squared distance from the means of the model's clusters."""
+    parts = [X[model.labels_ == label] for label in np.unique(model.labels_)]
+    return sum(((part - part.mean(axis=0)) ** 2).sum() for part in parts) / len(X)
+
+
+def test_a_cloud_without_clusters_is_cut_in_compact_parts(monkeypatch):
+    """Links come out otherwise every time there: parts by links would cost a tenth more."""
+    X = np.random.default_rng(0).standard_normal((6000, 8))
+    given = {**PRIVATE, "random_state": 1}
+    compact = DPFedC(4, **given).fit(X, sites=np.arange(len(X)) % 20)
+    assert not compact.model_.by_prototype
+    monkeypatch.setattr(merged_prototypes, "STEADY", 0.0)
+    by_links = DPFedC(4, **given).fit(X, sites=np.arange(len(X)) % 20)
+    assert by_links.model_.by_prototype
+    assert cost_of_parts(X, compact) < 0.95 * cost_of_parts(X, by_links)
+
+
+@pytest.mark.parametrize(("between", "is_steady"), [(200.0, True), (40.0, False)])
+def test_links_are_steady_if_noise_once_more_leaves_the_groups(between, is_steady):
+    """A chain of pairs: strong links in pairs, others between them, with 60 records of noise."""
+    n = 8
+    graph = np.diag(np.full(n, 3000.0))
+    for i in range(n - 1):
+        graph[i, i + 1] = graph[i + 1, i] = 900.0 if i % 2 == 0 and is_steady else between
+    places = np.arange(n, dtype=float)[:, None]
+    labels = np.arange(n) // 2
+    found = steadiness(graph, 60.0, places, np.full(n, 3000.0), labels)
+    assert (found > 0.95) == is_steady
+    assert found > 0.95 or found < 0.75
+
+
+def test_a_model_whose_records_belong_to_prototypes_says_so_everywhere(monkeypatch):
     """One cloud without gaps, cut in four."""
+    monkeypatch.setattr(merged_prototypes, "STEADY", 0.0)
     X = np.random.default_rng(0).standard_normal((6000, 3))
     settings = {**PRIVATE, "random_state": 1}
     model = DPFedC(4, quality=True, **settings).fit(X, sites=np.arange(len(X)) % 20)

@@ -161,12 +161,15 @@ def _cell(value: object) -> Text:
 
 def print_clusters(model: ClusterModel) -> None:
     """Print how many clusters there are and why, each in a row, and how good they are."""
+    from dpfedc.report.summary_text import made_of_words
     from dpfedc.summary.cluster_text import brief_rows
 
     summary = model.summary()
     if model.choice is not None:
         print_paragraphs(model.choice.paragraphs())
     print_table(*brief_rows(summary), words=True)
+    if summary.assignment:
+        print_paragraphs([f"Made of: {made_of_words(summary)} {summary.assignment}"])
     print_quality(model.quality, summary.unit)
 
 

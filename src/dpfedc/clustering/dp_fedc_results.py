@@ -86,6 +86,9 @@ def _merged_model(
     """Return the model of clusters that are groups of prototypes."""
     centers, scale = as_numpy(state["best_centers"]), state.get("scale")
     choice, found, quality = None, measured(state), _quality(state)
+    if not any(isinstance(stage, LeastParted) for stage in plan.stages):
+        # Whether prototypes depend on the start says little of what they are merged to.
+        found["stability"] = None
     if not bool(state["by_prototype"]):
         # Prototypes were counted, and records go to the nearest centre: how much that changes at
         # the borders is not known, unless it was counted again.
@@ -112,8 +115,7 @@ def _merged_model(
         quality=quality,
         feature_names=names,
         about=about,
-        # Whether prototypes depend on the start says little of what they are merged to.
-        **{**found, "stability": None},
+        **found,
     )
 
 
@@ -173,7 +175,9 @@ def _of_prototypes(graph: Neighbors, facts: Federation, most: int) -> Iterator[s
 
 
 NO_GAPS_IN_WORDS = (
-    " Where there is no gap between clusters, links alone decide, and clusters may have any shape."
+    " Where records fill the space between clusters, these are groups of prototypes instead, of "
+    "any shape, and a record belongs to the cluster of its nearest prototype (the shape round "
+    "forbids that)."
 )
 
 
@@ -189,8 +193,8 @@ def _of_cells(cells: Cells, way: Sequence[Stage], facts: Federation) -> Iterator
     )
     if graph is not None:
         yield (
-            f"Start: prototypes are put together to {k:,} clusters from many starts, too. Of those "
-            "that cost about the same, the ones are taken with few records between them."
+            f"Start: prototypes are put together to {k:,} clusters from many starts, too. Of "
+            "clusters that cost about the same, those with few records between them are taken."
             + (NO_GAPS_IN_WORDS if graph.any_shape else "")
         )
         yield (
@@ -244,5 +248,6 @@ def _why_rounds(plan: RunPlan, facts: Federation, search: Factorization, has_sub
     best = auto_rounds(plan.noise_ratio, facts.n_sites / search.taking_part(facts.n_sites))
     trade = f"{told}; each brings the clusters nearer but needs its own share of the budget"
     if search.last_step < 1:
-        trade += ". From half of them on steps shorten, so that noise averages out"
+        start = "half of them" if search.settles else "the first"
+        trade += f". From {start} on steps shorten, so that noise averages out"
     return f"{trade}." if n == best else f"{trade}. The planner would take {best}."

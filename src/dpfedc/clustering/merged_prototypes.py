@@ -142,6 +142,9 @@ PARTED_WEIGHT = 2.0
 NO_GAPS, MAX_COST = 0.45, 1.15
 """Clusters by links alone are taken where there are no gaps, so that those of k-means part so much
 of all links or more, and if they cost no more than so many times as much."""
+STEADY, N_DRAWS = 0.75, 16
+"""And if graphs with fresh noise give clusters that agree so well. In a cloud without clusters they
+come out otherwise every time, and k-means at least cuts it in compact parts."""
 N_STARTS = 32
 
 
@@ -182,6 +185,7 @@ def put_together(
     merged = grouped(prototypes, weights, tree.groups[n_clusters])
     by_links = parted(best) >= NO_GAPS * float(np.triu(links, 1).sum()) / n
     by_links &= cost(merged) <= MAX_COST * cost(best)
+    by_links &= steadiness(links, noise_std, prototypes, weights, merged.labels) >= STEADY
     if by_links:
         stable = min(stable, agreement(best.labels, merged.labels, weights))
         best = merged
@@ -198,6 +202,24 @@ def put_together(
         "residual_bounds": roomy_bounds(squares, sizes, noise, width),
         "stability": np.asarray(stable),
     }
+
+
+def steadiness(
+    links: Float, noise_std: float, prototypes: Float, weights: Float, labels: npt.NDArray[np.int64]
+) -> float:
+    """Return how well clusters by links agree with those of graphs that have noise once more.
+
+    Noise of the release, and of the draw of records: a record's part in a link is 1/2 at most, so
+    that of a link's sum has at most half of it as variance.
+    """
+    rng = np.random.default_rng(0)  # on released values: no noise depends on it
+    std, k = np.sqrt(noise_std**2 / 2 + np.clip(links, 0, None) / 2), int(labels.max()) + 1
+    alike = []
+    for _ in range(N_DRAWS):
+        noise = np.triu(rng.standard_normal(links.shape) * std, 1)
+        tree = merge_tree(links + noise + noise.T, noise_std, prototypes, k)
+        alike.append(agreement(labels, tree.groups[k], weights))
+    return float(np.mean(alike))
 
 
 def _by_prototype(

@@ -162,12 +162,8 @@ class ClusterSummary:
         said = [*_certainty_words(self.sizes, self.centers)]
         if self.far_out:
             said.append(_far_out_words(self.far_out, self.unit))
-        if self.by_prototype:
-            said.append(
-                f"A {self.unit} belongs to the cluster of its nearest prototype. A cluster of "
-                "several may have any shape: its centre is their mean, and need not be typical of "
-                "it or lie within it."
-            )
+        if self.assignment:
+            said.append(self.assignment)
         if self.of_table:
             said.append(
                 "A gap counts as its column's mean, so a column with many gaps lies nearer to the "
@@ -176,6 +172,22 @@ class ClusterSummary:
         if self.stability is not None:
             said.append(_stability_words(self.stability))
         return (*said, *map(_stamped, self.stamps))
+
+    @property
+    def assignment(self) -> str:
+        """Return by what a record is assigned to a cluster that is made of prototypes, or ""."""
+        if self.by_prototype:
+            return (
+                f"A {self.unit} belongs to the cluster of its nearest prototype. A cluster of "
+                "several may have any shape: its centre is their mean, and need not be typical of "
+                "it or lie within it."
+            )
+        if any(cluster.n_prototypes for cluster in self.clusters):
+            return (
+                f"A {self.unit} belongs to the cluster of the nearest centre: prototypes were "
+                "merged to find the centres, and have no say in that."
+            )
+        return ""
 
     @property
     def left_out(self) -> tuple[str, ...]:
