@@ -128,6 +128,14 @@ def test_without_a_gap_records_belong_to_prototypes_if_any_shape_is_allowed(any_
         np.testing.assert_allclose(own, prototypes[0], atol=1e-12)
 
 
+@pytest.mark.parametrize(("noise", "tells"), [(28.0, True), (30.0, False)])
+def test_links_that_may_be_noise_do_not_say_that_there_is_no_gap(noise, tells):
+    """Links of 400 in all, among six pairs of prototypes: eight times their noise at 28.9."""
+    state = {**state_of(LINE), "best_cost": np.asarray(2000.0), "prototypes": LINE}
+    graph = graph_of([(1, 2, 200.0), (2, 3, 200.0)])
+    assert ("groups" in put_together(graph, noise, state, 2, any_shape=True)) == tells
+
+
 @pytest.mark.parametrize("across", [60.0, 30.0])
 def test_with_a_gap_clusters_are_round_whatever_is_allowed(across):
     """k-means parts few of the links, or the tree costs far more."""
@@ -145,7 +153,7 @@ def stages(n_features, settings, epsilon=2.0):
     return method_named("dp-fedc").plan(settings, facts, target).stages
 
 
-def test_three_clusters_and_more_have_such_aput_together():
+def test_three_clusters_and_more_are_put_together_of_prototypes():
     found = stages(8, {"n_clusters": 5})
     assert [s.name for s in found[-4:]] == ["cells", "refine", "neighbours", "centres"]
     refine, graph, last = found[-3:]
@@ -217,6 +225,29 @@ def test_clusters_side_by_side_are_found_where_k_means_cuts_them_in_two():
         found.append(adjusted_rand_score(y, model.labels_))
     assert max(cut) < 0.6
     assert min(found) > 0.95
+
+
+def on_a_line(seed, n=6000, k=10):
+    """Return ten clusters side by side in one column, with gaps, and next to no links but noise."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(k, size=n)
+    return 4.0 * y[:, None] + 0.7 * rng.standard_normal((n, 1)), y
+
+
+def agreement_on_a_line():
+    for seed in range(5):
+        X, y = on_a_line(seed)
+        model = DPFedC(10, epsilon=8.0, delta=1e-4, random_state=seed).fit(
+            X, sites=np.arange(len(X)) % 100
+        )
+        yield adjusted_rand_score(y, model.labels_)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_noise_in_links_does_not_hide_gaps(monkeypatch):
+    assert min(agreement_on_a_line()) > 0.93
+    monkeypatch.setattr(merged_prototypes, "CLEAR_LINKS", 0.0)
+    assert np.mean(list(agreement_on_a_line())) < 0.93
 
 
 def cost_of_parts(X, model):

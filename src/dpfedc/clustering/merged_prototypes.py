@@ -5,6 +5,7 @@ Arithmetic of the server on released values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -142,6 +143,9 @@ PARTED_WEIGHT = 2.0
 NO_GAPS, MAX_COST = 0.45, 1.15
 """Clusters by links alone are taken where there are no gaps, so that those of k-means part so much
 of all links or more, and if they cost no more than so many times as much."""
+CLEAR_LINKS = 8.0
+"""For that all links together must be so many standard deviations of their noise: where prototypes
+have next to no links, as clusters with gaps between them, noise would be what is parted."""
 STEADY, N_DRAWS = 0.75, 16
 """And if graphs with fresh noise give clusters that agree so well. In a cloud without clusters they
 come out otherwise every time, and k-means at least cuts it in compact parts."""
@@ -183,7 +187,10 @@ def put_together(
     best, stable = best_of(found, scores, weights)
     tree = merge_tree(links, noise_std, prototypes, n_clusters)
     merged = grouped(prototypes, weights, tree.groups[n_clusters])
-    by_links = parted(best) >= NO_GAPS * float(np.triu(links, 1).sum()) / n
+    pairs = np.triu_indices(len(links), 1)
+    in_all, in_noise = float(links[pairs].sum()), noise_std * math.sqrt(len(pairs[0]) / 2)
+    by_links = in_all >= CLEAR_LINKS * in_noise
+    by_links &= parted(best) >= NO_GAPS * in_all / n
     by_links &= cost(merged) <= MAX_COST * cost(best)
     by_links &= steadiness(links, noise_std, prototypes, weights, merged.labels) >= STEADY
     if by_links:
