@@ -92,7 +92,8 @@ class DPFedC(FederatedClusterer):
     shape : {"auto", "round", "any"}, default="auto"
         "round": a record belongs to the nearest centre, or to its direction. "any": clusters are
         groups of smaller prototypes with records between them, and may have any shape. "auto" takes
-        "any" for three clusters and more above 50 features, unless the search is set by hand.
+        "any" for three clusters and more above 50 features, unless the search is set by hand, and
+        with fewer features where round ones would cut through records without gaps.
     n_prototypes : int or "auto", default="auto"
         How many prototypes are made to be merged; by default two for each cluster and at least 12,
         as far as noise allows. Where it does not allow more than clusters, clusters are round.
