@@ -1,5 +1,7 @@
 """A start for round clusters: which of many the links speak for, and what comes of it."""
 
+import math
+
 import numpy as np
 import pytest
 from sklearn.cluster import KMeans
@@ -10,6 +12,7 @@ from dpfedc.clustering import merged_prototypes
 from dpfedc.clustering.least_parted import LeastParted
 from dpfedc.clustering.merged_prototypes import put_together, steadiness
 from dpfedc.clustering.neighbors import Neighbors
+from dpfedc.clustering.quality import _distance_bound
 from dpfedc.clustering.registry import method_named
 from dpfedc.clustering.run_plan import Federation
 from dpfedc.settings import PrivacyTarget
@@ -134,6 +137,48 @@ def test_links_that_may_be_noise_do_not_say_that_there_is_no_gap(noise, tells):
     state = {**state_of(LINE), "best_cost": np.asarray(2000.0), "prototypes": LINE}
     graph = graph_of([(1, 2, 200.0), (2, 3, 200.0)])
     assert ("groups" in put_together(graph, noise, state, 2, any_shape=True)) == tells
+
+
+def test_without_noise_next_to_no_links_do_not_say_that_there_is_no_gap():
+    """Of records of a few values there are links of rounding errors, and k-means parts them all."""
+    rng = np.random.default_rng(0)
+    y = np.r_[np.arange(20), rng.choice(20, 4980)]
+    X = rng.normal(size=(20, 8))[y]
+    for away in (0.0, 1e-3):
+        near = X + away * rng.standard_normal(X.shape)
+        model = DPFedC(20, epsilon=None, random_state=0).fit(near, sites=np.arange(5000) % 5)
+        assert not model.model_.by_prototype
+        assert adjusted_rand_score(y, model.labels_) == pytest.approx(1.0)
+
+
+def test_of_two_prototypes_at_one_place_each_keeps_its_cluster():
+    prototypes = np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    state = {**state_of(prototypes), "prototypes": prototypes}
+    state["best_cost"] = np.asarray(9e4)
+    graph = graph_of([(1, 2, 100.0), (2, 3, 100.0), (1, 3, 100.0)])
+    found = put_together(graph, 1.0, state, 2, any_shape=True)
+    assert sorted(set(found["groups"])) == [0, 1]
+
+
+def test_the_bound_of_the_quality_is_that_of_prototypes():
+    """Distances are to those; the squares of the last round are to the cluster's centre."""
+    state = {**state_of(LINE), "best_cost": np.asarray(2000.0), "prototypes": LINE}
+    found = put_together(graph_of([(1, 2, 200.0), (2, 3, 200.0)]), 1.0, state, 2, any_shape=True)
+    np.testing.assert_allclose(found["place_squares"], state["mean_squares"])
+    found["mean_squares"] = np.full(2, 0.04)  # as the last round leaves it
+    assert _distance_bound(found) == pytest.approx(3 * math.sqrt(0.01))
+    in_all = {**state, "outside": np.asarray(0.02), "best_centers": LINE[:, :1]}
+    found = put_together(graph_of([(1, 2, 200.0), (2, 3, 200.0)]), 1.0, in_all, 2, any_shape=True)
+    np.testing.assert_allclose(found["place_squares"], 0.03)
+
+
+def test_other_graphs_are_made_only_where_they_decide(monkeypatch):
+    def never(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(merged_prototypes, "steadiness", never)
+    state = {**state_of(CORNERS), "prototypes": CORNERS}
+    put_together(graph_of([(0, 1, 60.0), (2, 3, 60.0)]), 1.0, state, 2, any_shape=True)
 
 
 @pytest.mark.parametrize("across", [60.0, 30.0])

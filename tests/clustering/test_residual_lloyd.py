@@ -156,6 +156,17 @@ def test_cells_that_noise_has_moved_count_less():
         assert found["cell_weights"][-1] < 0.3 * counts[-1]
 
 
+@pytest.mark.parametrize("spread", [0.0, 1e-9])
+def test_cells_of_one_value_each_count_in_full(spread):
+    """Without noise nothing has moved them, however little their records lie around."""
+    counts, width = np.array([250.0, 120, 30]), 4
+    state = {"centers": np.zeros((3, width)), "residual_bounds": np.ones(3)}
+    value = np.column_stack([np.zeros((3, width)), 0.5 * counts, 0.5 * counts * spread**2])
+    event = ReleaseEvent("cells", 1, 1, int(counts.sum()), noise_std=0.0)
+    found = Cells(3, 1, weighed=True).combine(state, received([Upload(value)], event), 1)
+    np.testing.assert_allclose(found["cell_weights"], counts)
+
+
 def test_by_place_a_record_counts_for_the_cluster_of_the_nearest_place():
     """Against a loop: its residual is that from the cluster's centre, which need not be nearest."""
     X, state = tight_clusters(200, np.float64, 0.1)

@@ -36,6 +36,9 @@ def search_of(n_features, n_records, epsilon, **settings):
         (MANY_FEATURES - 1, 4000, 1.0, {"cells": None}, SETTLED_STEP),
         (MANY_FEATURES, 4000, 1.0, {"cells": None}, 1.0),
         (20, 400, 1.0, {"n_clusters": 2}, FEW_SETTLED_STEP),
+        (20, 400, 1.0, {"step": 24.0}, 1.0),  # whoever sets it gets it
+        (20, 400, 1.0, {"update": "sums-and-gram", "refine_rounds": 0}, 1.0),  # takes no steps
+        (100, 2000, 0.5, {}, SETTLED_STEP),  # in a subspace
     ],
 )
 def test_steps_shorten_where_noise_stays_and_nothing_follows(
@@ -46,6 +49,11 @@ def test_steps_shorten_where_noise_stays_and_nothing_follows(
     told = " ".join(plan.explain())
     assert ("From half of them on steps shorten" in told) == (expected == SETTLED_STEP)
     assert ("From the first on steps shorten" in told) == (expected == FEW_SETTLED_STEP)
+
+
+def test_one_round_has_no_steps_to_shorten():
+    _, plan = search_of(20, 400, 1.0, n_rounds=1)
+    assert "steps shorten" not in " ".join(plan.explain())
 
 
 def moves(settles, n_rounds=5):

@@ -75,7 +75,7 @@ ClusterShape = Annotated[
         case_sensitive=False,
         help="round (a record belongs to the nearest centre), any (clusters are groups of smaller "
         "prototypes, and may be bent) or auto (any for 3 clusters and more above 50 columns; with "
-        "fewer, round where there are gaps between clusters).",
+        "fewer round, unless noise is low and there are no gaps).",
         rich_help_panel=METHOD,
     ),
 ]

@@ -243,11 +243,13 @@ def _why_rounds(plan: RunPlan, facts: Federation, search: Factorization, has_sub
         return f"{told}; without noise more rounds only help."
     if plan.refine:
         return f"{told}; few are enough, since the refinement does the rest."
+    settling = ""
+    if search.last_step < 1 and n > 1:
+        start = "half of them" if search.settles else "the first"
+        settling = f" From {start} on steps shorten, so that noise averages out."
     if has_subspace:
-        return f"{told}; few, since every round needs its own share of the budget."
+        return f"{told}; few, since every round needs its own share of the budget.{settling}"
     best = auto_rounds(plan.noise_ratio, facts.n_sites / search.taking_part(facts.n_sites))
     trade = f"{told}; each brings the clusters nearer but needs its own share of the budget"
-    if search.last_step < 1:
-        start = "half of them" if search.settles else "the first"
-        trade += f". From {start} on steps shorten, so that noise averages out"
-    return f"{trade}." if n == best else f"{trade}. The planner would take {best}."
+    planned = "" if n == best else f" The planner would take {best}."
+    return f"{trade}.{settling}{planned}"

@@ -85,6 +85,7 @@ def _search(
         momentum = 0.5 if per_round < facts.n_sites else 0.0
     q = choices.sampling_probability if target is not None else 1.0
     settles = kappa > 0 and not n_refine and facts.n_features < MANY_FEATURES
+    settles &= choices.update == "gradient" and choices.step == "auto"
     few = choices.n_clusters <= FEW_CLUSTERS
     starts_to, last_step = (FEW_SETTLE, FEW_SETTLED_STEP) if few else (SETTLES, SETTLED_STEP)
     settings: dict[str, Any] = {

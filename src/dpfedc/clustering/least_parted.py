@@ -1,10 +1,11 @@
-"""A start for round clusters: of many that cost about the same, links tell which to take.
+"""A start for clusters from cells: of many that cost about the same, links tell which to take.
 
 k-means comes to different clusters from different starts, and noise hides which of them cost least.
 But clusters that are there have few records between them. So there are prototypes first, more of
 them than clusters, and a graph of which have records between them (`neighbors.py`). The server puts
 prototypes together by k-means, from many starts, and by links alone (`kernels/merge_tree.py`), and
-takes what costs little and parts few records. Lloyd's rounds go on from there.
+takes what costs little and parts few records. Lloyd's rounds go on from there. Where round clusters
+would cut through records without gaps, links alone decide, and records may belong to prototypes.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from array_api_compat import array_namespace, device
 
 from dpfedc.clustering.residual_lloyd import (
     CENTER_MAX,
+    MIN_RESIDUAL,
     ClusterSums,
     ResidualSums,
     residual_bounds,
@@ -102,8 +103,8 @@ def _certainty(found: ClusterSums) -> Float:
 
     Noise takes means of few records far out, where they would be taken for clusters of their own.
     """
-    moved = found.n_noisy * found.step_noise**2
-    return np.asarray(found.within / np.maximum(found.within + moved, 1e-12))
+    within = max(found.within, MIN_RESIDUAL**2)  # records may be a few values, and lie nowhere else
+    return np.asarray(within / (within + found.n_noisy * found.step_noise**2))
 
 
 def _lloyd(points: Float, centers: Float) -> Float:

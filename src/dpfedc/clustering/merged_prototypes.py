@@ -143,9 +143,10 @@ PARTED_WEIGHT = 2.0
 NO_GAPS, MAX_COST = 0.45, 1.15
 """Clusters by links alone are taken where there are no gaps, so that those of k-means part so much
 of all links or more, and if they cost no more than so many times as much."""
-CLEAR_LINKS = 8.0
-"""For that all links together must be so many standard deviations of their noise: where prototypes
-have next to no links, as clusters with gaps between them, noise would be what is parted."""
+CLEAR_LINKS, LEAST_LINKS = 8.0, 0.05
+"""For that all links together must be so many standard deviations of their noise, and this part of
+the records: where prototypes have next to no links, as clusters with gaps between them, noise would
+be what is parted."""
 STEADY, N_DRAWS = 0.75, 16
 """And if graphs with fresh noise give clusters that agree so well. In a cloud without clusters they
 come out otherwise every time, and k-means at least cuts it in compact parts."""
@@ -189,10 +190,12 @@ def put_together(
     merged = grouped(prototypes, weights, tree.groups[n_clusters])
     pairs = np.triu_indices(len(links), 1)
     in_all, in_noise = float(links[pairs].sum()), noise_std * math.sqrt(len(pairs[0]) / 2)
-    by_links = in_all >= CLEAR_LINKS * in_noise
-    by_links &= parted(best) >= NO_GAPS * in_all / n
-    by_links &= cost(merged) <= MAX_COST * cost(best)
-    by_links &= steadiness(links, noise_std, prototypes, weights, merged.labels) >= STEADY
+    by_links = (
+        in_all >= max(CLEAR_LINKS * in_noise, LEAST_LINKS * n)
+        and parted(best) >= NO_GAPS * in_all / n
+        and cost(merged) <= MAX_COST * cost(best)
+        and steadiness(links, noise_std, prototypes, weights, merged.labels) >= STEADY
+    )
     if by_links:
         stable = min(stable, agreement(best.labels, merged.labels, weights))
         best = merged
@@ -237,9 +240,13 @@ def _by_prototype(
     near = prototypes[counted]
     gaps = squared_distances(prototypes @ near.T, (prototypes**2).sum(axis=1), near)
     groups = labels[gaps.argmin(axis=1)]
+    groups[counted] = labels  # also of two at one place
     order = np.argsort(groups, kind="stable")
     placed = {"prototypes": prototypes[order], "groups": groups[order].astype(np.float64)}
-    return {**placed, "by_prototype": np.asarray(1.0)}
+    squares = state["mean_squares"][counted]
+    if state["best_centers"].shape[1] < prototypes.shape[1]:
+        squares = squares + float(state.get("outside", 0.0))
+    return {**placed, "place_squares": squares, "by_prototype": np.asarray(1.0)}
 
 
 def placed(state: State, centers: Float, n_places: int) -> dict[str, Float]:

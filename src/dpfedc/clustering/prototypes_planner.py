@@ -27,7 +27,7 @@ OF_SHAPE = (25.0, 0.2)
 """Records of an average prototype, in standard deviations of the noise in its count; and the noise
 ratio with all prototypes."""
 OF_START = (12.0, 0.2)
-"""The same where prototypes are what round clusters start from."""
+"""The same where prototypes are what clusters from cells start from."""
 OF_CHOICE = (5.0, 0.45)
 """The same for a choice of k, which needs prototypes before anything else."""
 MIN_CLUSTERS = 3

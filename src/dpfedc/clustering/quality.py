@@ -193,7 +193,8 @@ def _distance_bound(state: State) -> float:
     As in the rounds that move centres, what noise may have hidden is added.
     """
     if bool(state.get("by_prototype", False)) and "mean_squares" in state:
-        return float(residual_bounds(on_host(state["mean_squares"]).max()))  # of prototypes
+        squares = state.get("place_squares", state["mean_squares"])  # of prototypes
+        return float(residual_bounds(on_host(squares).max()))
     if "best_cost" not in state:
         return 1.0
     n_records = float(state["best_records"])

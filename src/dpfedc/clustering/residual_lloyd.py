@@ -1,6 +1,7 @@
 """Lloyd's rounds on residuals: how far records lie from their own centre, and to which side.
 
-A record adds its residual r_j = x~_j - c_l, c_l the nearest centre, clipped to a length C_l that is
+A record adds its residual r_j = x~_j - c_l, c_l the nearest centre or that of the cluster to which
+the nearest of several places belongs, clipped to a length C_l that is
 a few times the typical one of that cluster. Noise is in proportion to C_l, and so to how wide the
 cluster is, where sums of the records themselves would have noise in proportion to how far apart
 clusters lie. A record far from every centre is clipped towards its own centre, and not towards the
@@ -189,7 +190,7 @@ def residual_bounds(mean_squares: Float, factors: Float | float = LEAST_FACTOR) 
 
 @dataclass(frozen=True)
 class ResidualSums(Stage):
-    """Release (r_j / C, a, a |r_j|^2 / C^2) summed by the nearest centre, |r_j| clipped to C.
+    """Release (r_j / C, a, a |r_j|^2 / C^2) summed by cluster, |r_j| clipped to C.
 
     a is COUNT_WEIGHT. C is that centre's, broadcast with it; what a record adds is no longer than
     sqrt(1 + 2 a^2) whatever C is. In the subspace where there is one, unless `plain` is set.
@@ -263,7 +264,7 @@ class ResidualSums(Stage):
         return xp.take(clusters, xp.argmin(distances, axis=1))
 
     def diagnose(self, batch: SiteBatch, state: State) -> Mapping[str, float]:
-        """Return the objective: squared distances to the nearest centre, the mean over sites."""
+        """Return the objective: squared distances to the own centre, the mean over sites."""
         from dpfedc.kernels.segments import segment_sum
 
         xp, view = (
@@ -271,8 +272,12 @@ class ResidualSums(Stage):
             standardized_view(batch, self._seen(state), 0.0, self.longest),
         )
         centers = state["centers"]
-        distances = squared_distances(view.products(centers), view.squared_norms, centers)
-        losses = segment_sum(xp.min(distances, axis=1), batch.offsets)
+        products = view.products(centers)
+        distances = squared_distances(products, view.squared_norms, centers)
+        own = self._clusters(view, centers, products, state)
+        losses = segment_sum(
+            xp.take_along_axis(distances, own[:, None], axis=1)[:, 0], batch.offsets
+        )
         return {"objective": float(xp.mean(losses))}
 
     def _seen(self, state: State) -> State:

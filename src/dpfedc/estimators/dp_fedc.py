@@ -92,8 +92,9 @@ class DPFedC(FederatedClusterer):
     shape : {"auto", "round", "any"}, default="auto"
         "round": a record belongs to the nearest centre, or to its direction. "any": clusters are
         groups of smaller prototypes with records between them, and may have any shape. "auto" takes
-        "any" for three clusters and more above 50 features, unless the search is set by hand, and
-        with fewer features where round ones would cut through records without gaps.
+        "any" for three clusters and more above 50 features, unless the search is set by hand. With
+        fewer features it takes "round", but where noise is low and round clusters would cut through
+        records without gaps.
     n_prototypes : int or "auto", default="auto"
         How many prototypes are made to be merged; by default two for each cluster and at least 12,
         as far as noise allows. Where it does not allow more than clusters, clusters are round.
@@ -153,7 +154,8 @@ class DPFedC(FederatedClusterer):
     clip_norm : float or "auto", default="auto"
         The most that one record may add to a round's gradient, its count included.
     step : float or "auto", default="auto"
-        How far the centres move in a round.
+        How far the centres move in a round. By default steps shorten in later rounds where noise is
+        added, no Lloyd rounds follow and there are fewer than 200 features.
     momentum : float or "auto", default="auto"
         How much of earlier rounds' gradients is kept: the centres follow an average over about
         1 / (1 - momentum) rounds. By default 0.5 if only some sites take part in a round.
