@@ -1,11 +1,10 @@
 """Lloyd's rounds on residuals: how far records lie from their own centre, and to which side.
 
-A record adds its residual r_j = x~_j - c_l, c_l the nearest centre or that of the cluster to which
-the nearest of several places belongs, clipped to a length C_l that is
-a few times the typical one of that cluster. Noise is in proportion to C_l, and so to how wide the
-cluster is, where sums of the records themselves would have noise in proportion to how far apart
-clusters lie. A record far from every centre is clipped towards its own centre, and not towards the
-middle of all.
+A record adds its residual r_j = x~_j - c_l, c_l the centre of its cluster (the nearest, or that of
+the nearest of several places), clipped to a length C_l that is a few times the typical one of that
+cluster. So noise is in proportion to how wide clusters are, and not to how far apart they lie, as
+that of sums of the records themselves. A record far from every centre is clipped towards its own
+centre, and not towards the middle of all.
 
 `ResidualLloyd` starts from the cells of the stage `cells`, which the server merges to clusters, or
 goes on from a `ResidualLloyd` before it.
@@ -267,18 +266,13 @@ class ResidualSums(Stage):
         """Return the objective: squared distances to the own centre, the mean over sites."""
         from dpfedc.kernels.segments import segment_sum
 
-        xp, view = (
-            array_namespace(batch.X),
-            standardized_view(batch, self._seen(state), 0.0, self.longest),
-        )
-        centers = state["centers"]
+        view = standardized_view(batch, self._seen(state), 0.0, self.longest)
+        xp, centers = array_namespace(batch.X), state["centers"]
         products = view.products(centers)
         distances = squared_distances(products, view.squared_norms, centers)
-        own = self._clusters(view, centers, products, state)
-        losses = segment_sum(
-            xp.take_along_axis(distances, own[:, None], axis=1)[:, 0], batch.offsets
-        )
-        return {"objective": float(xp.mean(losses))}
+        own = self._clusters(view, centers, products, state)[:, None]
+        losses = xp.take_along_axis(distances, own, axis=1)[:, 0]
+        return {"objective": float(xp.mean(segment_sum(losses, batch.offsets)))}
 
     def _seen(self, state: State) -> State:
         """Return the state with what the stage sees records through."""
