@@ -156,6 +156,7 @@ SETTINGS = [
 
 
 @pytest.mark.filterwarnings("ignore:cluster.* too few records:dpfedc.errors.UtilityWarning")
+@pytest.mark.filterwarnings("ignore:the number of clusters is not:dpfedc.errors.UtilityWarning")
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_fitted_model_predicts_the_same_after_the_file(blobs, tmp_path, settings, dtype):

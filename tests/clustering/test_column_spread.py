@@ -205,7 +205,8 @@ def test_a_record_beyond_its_ranges_is_clipped_by_its_true_norm(stage):
 def test_a_table_needs_no_bound_mean_or_scale():
     facts = Federation(6, np.array([800, 600]), LAYOUT)
     plan = method_named("dp-fedc").plan({"n_clusters": 3}, facts, PrivacyTarget(1.0, 1e-5))
-    assert [stage.name for stage in plan.stages] == ["spread", "subspace", "cells", "centres"]
+    names = ["spread", "subspace", "cells", "refine", "centres"]
+    assert [stage.name for stage in plan.stages] == names
     lloyd = method_named("dp-lloyd").plan({"n_clusters": 3}, facts, PrivacyTarget(1.0, 1e-5))
     assert [stage.name for stage in lloyd.stages] == ["spread", "lloyd"]
 

@@ -167,7 +167,7 @@ def test_a_site_computes_the_noise_again_and_refuses_another():
 
 
 def test_another_format_is_refused_by_name():
-    for other in ("dpfedc-agreement-7", "dpfedc-agreement-9", 3, None):
+    for other in ("dpfedc-agreement-8", "dpfedc-agreement-10", 3, None):
         with pytest.raises(OtherVersion, match=f"must be {FORMAT}, .* got '{other}': have the old"):
             Agreement.from_json(changed(agreed(), format=other, unknown=1))
 

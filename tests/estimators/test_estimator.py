@@ -288,7 +288,7 @@ def test_nonnegative_data_get_nonnegative_centers(rng, center, epsilon, subspace
     ("settings", "first"),
     [
         (NO_NOISE, ["bound", "mean", "bound-2", "mean-2", "bound-3", "mean-3", "radius", "scale"]),
-        ({"epsilon": 20.0}, ["bound", "mean", "scale"]),
+        ({"epsilon": 20.0}, ["bound", "mean", "bound-2", "mean-2", "scale"]),
         ({"norm_bound": 5.0, "subspace": 2}, ["mean", "scale", "subspace"]),
         ({"feature_ranges": [[0, 9], [0, 9]], "center": False}, ["scale"]),
     ],

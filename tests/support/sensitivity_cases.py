@@ -4,12 +4,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from dpfedc.clustering.bound import Bound, Radius
+from dpfedc.clustering.cells import Cells
 from dpfedc.clustering.centers import Centers, Lengths
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.lloyd import LloydSums
 from dpfedc.clustering.local_steps import LocalSteps, largest_batch_ratio
 from dpfedc.clustering.mean_and_scale import Mean, Scale
-from dpfedc.clustering.merged_cells import Cells
 from dpfedc.clustering.neighbors import Neighbors
 from dpfedc.clustering.quality import Quality
 from dpfedc.clustering.residual_lloyd import ResidualLloyd, ResidualSums

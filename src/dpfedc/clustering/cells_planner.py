@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
+from dpfedc.clustering.cells import MAX_CELLS, Cells
 from dpfedc.clustering.least_parted import LeastParted
-from dpfedc.clustering.merged_cells import MAX_CELLS, Cells
 from dpfedc.clustering.neighbors import Neighbors
 from dpfedc.clustering.prototypes_planner import merged_by
 from dpfedc.clustering.residual_lloyd import ResidualLloyd
@@ -24,8 +24,8 @@ MORE_DIRECTIONS = 8
 DIRECTIONS_SHARE, FIRST_DIRECTIONS_SHARE = 0.05, 0.15
 """For directions of which none is left out, and for the first of many."""
 LONGEST = 2.0
-"""Where centres are moved, records count as far out as so many scales; cells are made of records
-that are clipped to one, which keeps them apart from a few that are far out."""
+"""In the last round records count as far out as so many scales, so that centres are means of their
+records. Before, they are clipped to one, and a few that are far out do not decide on clusters."""
 CELLS_SHARE, LLOYD_ROUNDS = 0.45, 3
 """Of what is left for clustering; the rest is for the rounds that move the centres."""
 
@@ -64,14 +64,13 @@ def by_cells(
     shares = {"subspace": share, "cells": CELLS_SHARE * rest}
     moving = (1 - CELLS_SHARE) * rest
     n_rounds = LLOYD_ROUNDS if choices.refine_rounds == "auto" else choices.refine_rounds
-    lloyd = partial(ResidualLloyd, longest=LONGEST, keeps_steps=graph is not None and not a_start)
-    if n_rounds == 1 or not (some or a_start):
-        last = lloyd(k, n_rounds, plain=True, merges=True)
+    lloyd = partial(ResidualLloyd, keeps_steps=graph is not None and not a_start)
+    last = lloyd(k, 1, plain=True, longest=LONGEST, merges=n_rounds == 1)
+    if n_rounds == 1:
         stages: tuple[Stage, ...] = (subspace, cells, last)
         shares["centres"] = moving
     else:
         moves = lloyd(k, n_rounds - 1, plain=not some, name="refine", merges=True)
-        last = lloyd(k, 1, plain=True)
         stages = (subspace, cells, moves, last)
         shares |= {"refine": moving * (1 - 1 / n_rounds), "centres": moving / n_rounds}
     way = Way(stages, shares, refine=True, longest=LONGEST)
@@ -79,7 +78,6 @@ def by_cells(
         return way
     if not a_start:
         return merged_by(graph, way)
-    start = replace(graph, longest=LONGEST)
     n_places = graph.n_prototypes if graph.any_shape else 0
     last = replace(last, n_clusters=graph.n_clusters, n_places=n_places)
-    return replace(way, stages=(*stages[:-1], start, last), n_places=n_places)
+    return replace(way, stages=(*stages[:-1], graph, last), n_places=n_places)

@@ -6,7 +6,7 @@ Nothing here sees a record. The rules rest on one number, the noise ratio
 
 the noise of one release of the mean record that spends the whole budget, against a cluster of
 average size. mu belongs to the target (epsilon, delta); f says what the trust model costs. Where it
-is small, clusters are made from cells (`merged_cells.py`); where it is not, and with very many
+is small, clusters are made from cells (`cells.py`); where it is not, and with very many
 features, they are searched for by the factorisation. The evidence is in
 docs/decisions/0004-planner.md and 0015-cells.md.
 """
@@ -20,10 +20,10 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from dpfedc.clustering.cells import MAX_CELLS
 from dpfedc.clustering.cells_planner import by_cells
 from dpfedc.clustering.column_spread import declared_columns
-from dpfedc.clustering.factorization_planner import LOW_DIMENSION, by_factorization
-from dpfedc.clustering.merged_cells import MAX_CELLS
+from dpfedc.clustering.factorization_planner import LOW_DIMENSION, are_sides, by_factorization
 from dpfedc.clustering.method import (
     BY_SCHEMA,
     Float,
@@ -188,9 +188,10 @@ class DPFedCMethod(Method):
         kappa = 0.0
         if target is not None:
             kappa = noise_ratio(facts, choices.n_clusters, per_round, target)
-        stages, shares = placing(choices, facts, declares_bound(given), kappa)
-        shares |= {"quality": QUALITY_SHARE} if choices.quality else {}
         cells = _has_cells(choices, facts, kappa)
+        sides = not cells and are_sides(choices, facts, kappa)
+        stages, shares = placing(choices, facts, declares_bound(given), kappa, sides=sides)
+        shares |= {"quality": QUALITY_SHARE} if choices.quality else {}
 
         def search(
             some: SimpleNamespace, noise: float, rest: float, graph: Neighbors | None = None

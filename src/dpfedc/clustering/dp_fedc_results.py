@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from dpfedc.clustering.cells import Cells
 from dpfedc.clustering.centers import Centers
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.factorization_planner import LOW_DIMENSION, auto_rounds
 from dpfedc.clustering.least_parted import LeastParted
-from dpfedc.clustering.merged_cells import Cells
 from dpfedc.clustering.method import Settings, measured
 from dpfedc.clustering.neighbors import Neighbors
 from dpfedc.clustering.prototypes_planner import MIN_RECORDS

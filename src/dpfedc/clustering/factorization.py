@@ -91,6 +91,9 @@ class Factorization(Stage):
     constant: float = 0.0
     clamp: bool = False
     init: npt.NDArray[np.float64] | None = None
+    opposite: bool = False
+    """Whether the second of two random directions is the first one turned round: of two clusters
+    around the mean one is to each side, and from other starts some searches never get there."""
     start_number: int = 0
     """Which of the seed's random starts it is."""
     sites_per_round: int | None = None
@@ -117,7 +120,8 @@ class Factorization(Stage):
         state = with_mean_and_scale(state, public)
         width = self._width(state, public.n_features)
         rng = randomness.generator("start", site=self.start_number)
-        W = public.asarray(rng.standard_normal((self.n_clusters, width)))
+        drawn = rng.standard_normal((self.n_clusters, width))
+        W = public.asarray(np.stack([drawn[0], -drawn[0]]) if self.opposite else drawn)
         if self.init is not None:
             xp = array_namespace(W)
             given = (public.asarray(self.init) - state["data_mean"]) / state["scale"]

@@ -54,7 +54,7 @@ from dpfedc.settings import (
 )
 from dpfedc.tables.schema import Schema
 
-FORMAT = "dpfedc-agreement-8"
+FORMAT = "dpfedc-agreement-9"
 """A version of its own: it changes with what an agreement means, not with the package."""
 NOISES = ("secure", "simulated")
 DEPLOYED_TRUSTS = ("local", "secure-aggregation")

@@ -173,6 +173,14 @@ def unit_rows(W: Array) -> Array:
 
 
 def membership_matrix(view: Products, W: Array, *, penalty: Penalty, steps: int) -> Array:
-    """Return fresh memberships of the view's records for centres W."""
+    """Return fresh memberships of the view's records for centres W.
+
+    A record that no centre points towards has none. It gets next to nothing of the centre that
+    points away from it least, so that the largest membership is that one's and not the first's.
+    """
     M = membership_curvature(W, rho=penalty.orthogonality, mu_h=penalty.membership_ridge)
-    return membership_steps(view.products(W), M, steps)
+    A = view.products(W)
+    xp, H = array_namespace(A), membership_steps(A, M, steps)
+    largest = xp.max(A, axis=1, keepdims=True)
+    next_to_nothing = xp.astype(largest == A, A.dtype) * xp.finfo(A.dtype).smallest_normal
+    return xp.where(xp.max(H, axis=1, keepdims=True) > 0, H, next_to_nothing)
