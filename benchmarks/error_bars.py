@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,11 @@ def scattered(rng: np.random.Generator) -> tuple[Any, int]:
     return TrialRecords(X, np.arange(N_RECORDS) % N_SITES), 5
 
 
-def on_a_line(rng: np.random.Generator) -> tuple[Any, int]:
+def on_a_line(rng: np.random.Generator, n: int = N_RECORDS) -> tuple[Any, int]:
     """Return three clusters of which the outer two are clipped whole."""
     centers = np.array([[25.0, 115.0], [50.0, 160.0], [80.0, 130.0]])
-    X = centers[rng.integers(3, size=N_RECORDS)] + 4 * rng.standard_normal((N_RECORDS, 2))
-    return TrialRecords(X, np.arange(N_RECORDS) % N_SITES), 3
+    X = centers[rng.integers(3, size=n)] + 4 * rng.standard_normal((n, 2))
+    return TrialRecords(X, np.arange(n) % N_SITES), 3
 
 
 def hospitals(rng: np.random.Generator) -> tuple[Any, int]:
@@ -76,6 +77,7 @@ CASES: dict[str, tuple[Draw, float]] = {
     "corners, 40, 30, 20 and 10 %": (corners(11, shares=(0.4, 0.3, 0.2, 0.1)), 1.0),
     "scattered": (scattered, 1.0),
     "ages 25, 50 and 80, little noise": (on_a_line, 8.0),
+    "the same ages, 300 records": (partial(on_a_line, n=300), 8.0),
     "three hospitals (a table)": (hospitals, 2.0),
     "corners, 60 columns (directions)": (corners(11, d=60), 1.0),
 }

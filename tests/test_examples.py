@@ -86,7 +86,7 @@ def few_records(seed):
 
 def test_few_records_are_clustered_right_if_ranges_are_declared():
     held, wrong, doubted = [], [], []
-    for seed in range(20):
+    for seed in range(60):
         X, sites, groups = few_records(seed)
         model = DPFedC(3, epsilon=8.0, feature_ranges=RANGES, random_state=seed)
         with warnings.catch_warnings(record=True) as said:
@@ -102,12 +102,12 @@ def test_few_records_are_clustered_right_if_ranges_are_declared():
             group = np.bincount(groups[model.labels_ == cluster.number]).argmax()
             for column, true in zip(cluster.columns, CENTERS[group], strict=True):
                 held.append(column.values[0].low <= true <= column.values[0].high)
-    assert len(wrong) <= 1
+    assert len(wrong) <= 2
     assert doubted == wrong
     # That so few intervals of 95 % hold the truth has a chance of 1 in 1,000.
     assert sum(held) >= binom.ppf(0.001, len(held), 0.95)
-    shown = re.search(r"(\d+) of 20 runs.*?(\d+) of their (\d+) error bars", CONCEPTS, re.DOTALL)
-    assert [int(n) for n in shown.groups()] == [20 - len(wrong), sum(held), len(held)]
+    shown = re.search(r"(\d+) of 60 runs.*?(\d+) of their (\d+) error bars", CONCEPTS, re.DOTALL)
+    assert [int(n) for n in shown.groups()] == [60 - len(wrong), sum(held), len(held)]
 
 
 def test_the_concepts_example_of_number_shape_and_quality_runs():

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from dpfedc.clustering.merged_cells import Cells, _split
+from dpfedc.clustering.cells import Cells
+from dpfedc.clustering.merged_cells import split
 from dpfedc.clustering.residual_lloyd import (
     MAX_RESIDUAL,
     ClusterSums,
@@ -59,7 +60,7 @@ def test_sums_are_those_of_a_loop(longest):
 def test_halves_of_a_cell_share_its_weight_and_lie_apart():
     cells, weights = np.zeros((8, 1)), np.array([64.0, 0, 0, 0, 0, 0, 0, 0])
     spread = np.array([64.0, 0, 0, 0, 0, 0, 0, 0])
-    found, shares = _split(cells, weights, spread, np.ones((8, 1)))
+    found, shares = split(cells, weights, spread, np.ones((8, 1)))
     assert shares.sum() == pytest.approx(64)
     assert (shares > 0).all()
     assert len(np.unique(found.round(9))) == 8  # in one dimension, too
@@ -92,6 +93,18 @@ def test_a_wide_cluster_gets_a_wide_bound_if_it_can_be_told_from_noise():
     few = found_in([5000, 5000, 1], widths, 100.0).mean_squares
     alike = found_in([5000, 5000, 1], [0.001, 0.001, 0.001], 100.0).mean_squares
     np.testing.assert_allclose(few, alike, rtol=0.01)
+
+
+def test_noise_does_not_make_clusters_look_as_if_they_had_no_width():
+    """Where it hides all squares, a bound of next to nothing would hold centres where they are."""
+    rng, counts, true, noise = np.random.default_rng(0), np.array([80, 65, 50]), 0.02, 2.0
+    too_narrow = 0
+    for _ in range(1000):
+        sums, squares = np.zeros((3, 2)), counts * true + 2 * noise * rng.standard_normal(3)
+        found = ClusterSums(sums, counts, squares, noise, np.ones(3), 2)
+        too_narrow += (found.mean_squares < true).sum()
+        assert found.mean_squares.min() > true / 4
+    assert too_narrow < 3000 * 0.05
 
 
 def test_residuals_are_clipped_less_where_noise_is_low():

@@ -154,9 +154,11 @@ class ClusterSums:
         cluster is taken from all of them together, as if it had so many more records of their kind.
         """
         noise = self.bounds**2 * self.count_noise
-        more = noise / max(self.within, MIN_RESIDUAL**2)
+        # Of all together, too, noise may have hidden all there is.
+        within = max(self.within, self.pooled_square - self.within, MIN_RESIDUAL**2)
+        more = noise / within
         counts = np.where(self.filled, self.counts, 0.0) + more
-        found = (self.spread + more * self.within) / np.maximum(counts, 1e-9)
+        found = (self.spread + more * within) / np.maximum(counts, 1e-9)
         return found + HIDDEN * noise / np.maximum(counts, 1.0)
 
     def next_bounds(self, mean_squares: Float) -> Float:
