@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from dpfedc.clustering.bound import N_BINS, Bound
-from dpfedc.clustering.cells import Cells
 from dpfedc.clustering.centers import DOUBTFUL_SIZE, Centers, Lengths
 from dpfedc.clustering.column_spread import N_BINS as COLUMN_BINS
 from dpfedc.clustering.column_spread import ColumnRanges
 from dpfedc.clustering.lloyd import LloydSums
 from dpfedc.clustering.mean_and_scale import MIN_SCALE, Mean, Scale
 from dpfedc.clustering.method import OUTSIDE
+from dpfedc.clustering.record_cells import Cells
 from dpfedc.clustering.registry import method_named
 from dpfedc.clustering.residual_lloyd import ResidualLloyd
 from dpfedc.clustering.run_plan import Federation

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dpfedc.clustering.cells import Cells
 from dpfedc.clustering.merged_cells import split
+from dpfedc.clustering.record_cells import Cells
 from dpfedc.clustering.residual_lloyd import (
     MAX_RESIDUAL,
     ClusterSums,

@@ -4,7 +4,6 @@ import numpy as np
 from hypothesis import strategies as st
 
 from dpfedc.clustering.bound import Bound, Radius
-from dpfedc.clustering.cells import Cells
 from dpfedc.clustering.centers import Centers, Lengths
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.lloyd import LloydSums
@@ -12,6 +11,7 @@ from dpfedc.clustering.local_steps import LocalSteps, largest_batch_ratio
 from dpfedc.clustering.mean_and_scale import Mean, Scale
 from dpfedc.clustering.neighbors import Neighbors
 from dpfedc.clustering.quality import Quality
+from dpfedc.clustering.record_cells import Cells
 from dpfedc.clustering.residual_lloyd import ResidualLloyd, ResidualSums
 from dpfedc.clustering.subspace import Subspace
 from dpfedc.clustering.sums_and_gram import SumsAndGram

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
-from dpfedc.clustering.cells import MAX_CELLS, Cells
 from dpfedc.clustering.least_parted import LeastParted
 from dpfedc.clustering.neighbors import Neighbors
 from dpfedc.clustering.prototypes_planner import merged_by
+from dpfedc.clustering.record_cells import MAX_CELLS, Cells
 from dpfedc.clustering.residual_lloyd import ResidualLloyd
 from dpfedc.clustering.run_plan import Federation, Way
 from dpfedc.clustering.stage import Stage

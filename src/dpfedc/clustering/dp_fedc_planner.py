@@ -6,7 +6,7 @@ Nothing here sees a record. The rules rest on one number, the noise ratio
 
 the noise of one release of the mean record that spends the whole budget, against a cluster of
 average size. mu belongs to the target (epsilon, delta); f says what the trust model costs. Where it
-is small, clusters are made from cells (`cells.py`); where it is not, and with very many
+is small, clusters are made from cells (`record_cells.py`); where it is not, and with very many
 features, they are searched for by the factorisation. The evidence is in
 docs/decisions/0004-planner.md and 0015-cells.md.
 """
@@ -20,7 +20,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from dpfedc.clustering.cells import MAX_CELLS
 from dpfedc.clustering.cells_planner import by_cells
 from dpfedc.clustering.column_spread import declared_columns
 from dpfedc.clustering.factorization_planner import LOW_DIMENSION, are_sides, by_factorization
@@ -45,6 +44,7 @@ from dpfedc.clustering.prototypes_planner import (
     merging,
 )
 from dpfedc.clustering.quality import QUALITY_SHARE, Quality
+from dpfedc.clustering.record_cells import MAX_CELLS
 from dpfedc.clustering.run_plan import (
     MAX_CLUSTERS,
     MAX_ROUNDS,

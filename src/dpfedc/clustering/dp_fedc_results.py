@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from dpfedc.clustering.cells import Cells
 from dpfedc.clustering.centers import Centers
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.factorization_planner import LOW_DIMENSION, auto_rounds
@@ -17,6 +16,7 @@ from dpfedc.clustering.method import Settings, measured
 from dpfedc.clustering.neighbors import Neighbors
 from dpfedc.clustering.prototypes_planner import MIN_RECORDS
 from dpfedc.clustering.quality import QUALITY_SHARE, Quality
+from dpfedc.clustering.record_cells import Cells
 from dpfedc.clustering.residual_lloyd import ResidualLloyd
 from dpfedc.clustering.run_plan import Federation, RunPlan
 from dpfedc.clustering.stage import Stage, State
