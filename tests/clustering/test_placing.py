@@ -10,6 +10,7 @@ from dpfedc.clustering.mean_and_scale import Mean, Scale
 from dpfedc.clustering.stage import Public, SiteBatch
 from dpfedc.clustering.subspace import Subspace
 from dpfedc.engine.simulated import Sites
+from dpfedc.errors import NotFound
 from dpfedc.randomness import Randomness
 from support.runs import opened, ran, released
 
@@ -69,6 +70,17 @@ def test_the_bound_is_the_end_of_the_highest_bin_that_counts():
     assert float(bound) == upper_edge(83)
     assert float(Bound(399.0).combine(state, released(counts), 1)["bound"]) == upper_edge(80)
     assert upper_edge(80) == pytest.approx(math.sqrt(2))
+
+
+def test_a_later_pass_that_finds_nothing_leaves_the_bound_of_the_first():
+    state = {"origin": np.zeros(3), "data_mean": np.ones(3), "bound": np.asarray(4.0)}
+    counts = np.full(N_BINS, 3.0)
+    later = Bound(5.0, noise_std=2.0, around="data_mean", name="bound-2")
+    assert float(later.combine(state, released(counts), 1)["bound"]) == 4.0
+    counts[80] = 400.0
+    assert float(later.combine(state, released(counts), 1)["bound"]) == upper_edge(80)
+    with pytest.raises(NotFound):
+        Bound(5.0, noise_std=2.0).combine({"origin": np.zeros(3)}, released(np.zeros(N_BINS)), 1)
 
 
 def test_a_declared_origin_is_kept():

@@ -11,9 +11,11 @@ from dpfedc.clustering.residual_lloyd import (
     ResidualLloyd,
     residual_bounds,
 )
+from dpfedc.clustering.stage import Public
 from dpfedc.privacy.exact_sums import Upload
 from dpfedc.privacy.gate import ReleaseEvent, received
 from dpfedc.privacy.sums import summed
+from dpfedc.randomness import Randomness
 from support.sensitivity import Case, batch_of, dealing_of, movement
 
 
@@ -105,6 +107,22 @@ def test_noise_does_not_make_clusters_look_as_if_they_had_no_width():
         too_narrow += (found.mean_squares < true).sum()
         assert found.mean_squares.min() > true / 4
     assert too_narrow < 3000 * 0.05
+
+
+def test_a_cluster_that_was_clipped_as_a_whole_gets_room_to_move_out():
+    """Clipped to one scale it looked small; its records are up to a scale farther out."""
+    state = {
+        "data_mean": np.zeros(2),
+        "scale": np.asarray(1.0),
+        "centers": np.array([[0.7, 0.7], [0.3, 0.0]]),
+        "mean_squares": np.array([0.001, 0.001]),
+        "residual_bounds": np.array([0.1, 0.1]),
+    }
+    public = Public(2, np.array([100]), np.asarray)
+    for longest, expected in ((2.0, [1.0, 0.1]), (1.0, [0.1, 0.1])):
+        stage = ResidualLloyd(2, 1, plain=True, longest=longest)
+        told = stage.start(state, public, Randomness(0))
+        np.testing.assert_allclose(told["residual_bounds"], expected, atol=0.01)
 
 
 def test_residuals_are_clipped_less_where_noise_is_low():

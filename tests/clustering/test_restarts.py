@@ -10,7 +10,9 @@ import pytest
 from dpfedc import DPFedC
 from dpfedc.clustering.factorization import Factorization
 from dpfedc.clustering.mean_and_scale import Mean, Scale
+from dpfedc.clustering.registry import method_named
 from dpfedc.clustering.restarts import Choice, Restarts
+from dpfedc.clustering.run_plan import Federation
 from dpfedc.engine import simulated
 from dpfedc.engine.simulated import Sites
 from dpfedc.errors import InvalidInput
@@ -150,6 +152,12 @@ def test_starts_are_of_use():
     again = DPFedC(12, n_restarts=16, **settings).fit(X)
     np.testing.assert_array_equal(again.labels_, many.labels_)
     assert many.labels_.dtype == one.labels_.dtype
+
+
+def test_a_plan_of_several_starts_is_told_in_words():
+    facts = Federation(4, np.array([50, 50]))
+    plan = method_named("dp-fedc").plan({"n_clusters": 2, "n_restarts": 3}, facts, None)
+    assert "rounds of search" in " ".join(plan.explain())
 
 
 def test_one_start_is_the_run_without_restarts(blobs):

@@ -1,4 +1,4 @@
-"""Clusters told apart by directions from the mean: which side a record is on, and how it starts."""
+"""Clusters beside the mean: where it is, how directions start, and which side a record is on."""
 
 import warnings
 
@@ -102,30 +102,6 @@ def world():
         return stage.start(state, public, Randomness(3))["W"]
 
     return started
-
-
-def share_of_the_mean(plan):
-    parts = {r.stage: r.n_rounds / r.noise_multiplier**2 for r in plan.privacy.releases}
-    means = [name for name in parts if name.startswith("mean")]
-    return parts[means[-1]] / sum(parts.values()), len(means)
-
-
-@pytest.mark.parametrize(
-    ("n_records", "settings", "expected", "n_passes"),
-    [
-        (360, {"n_clusters": 2}, 0.15, 2),
-        (360, {"n_clusters": 3}, 0.15, 2),
-        (360, {"n_clusters": 4}, 0.1, 2),
-        (360, {"n_clusters": 2, "refine_rounds": 3}, 0.1, 2),  # centres are moved all the same
-        (360, {"n_clusters": 2, "norm_bound": 5.0}, 0.15, 1),
-        (200, {"n_clusters": 2}, 0.2, 1),  # as for any number of clusters
-        (20_000, {"n_clusters": 2, "cells": None, "refine_rounds": 0}, 0.05, 3),  # it is good
-    ],
-)
-def test_the_mean_gets_more_where_it_parts_few_clusters(n_records, settings, expected, n_passes):
-    found, n_means = share_of_the_mean(plan_of(n_records, **settings))
-    assert found == pytest.approx(expected, abs=0.005)
-    assert n_means == n_passes
 
 
 def scores(n_records, n_features, epsilon, gap, offset):

@@ -151,7 +151,12 @@ class Bound(Stage):
         return OuterSum(members, Columns.of(xp.ones_like(norms)), finite, shape=(N_BINS,))
 
     def combine(self, state: State, released: Released, t: int) -> State:
-        bound = self._bound(on_host(released.value))
+        try:
+            bound = self._bound(on_host(released.value))
+        except NotFound:
+            if "bound" not in state:
+                raise
+            return state  # that of an earlier pass serves
         if math.isinf(bound):
             return state
         return {**state, "bound": _alike(state[self.around], bound)}

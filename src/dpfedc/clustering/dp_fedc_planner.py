@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpfedc.clustering.cells_planner import by_cells
 from dpfedc.clustering.column_spread import declared_columns
-from dpfedc.clustering.factorization_planner import LOW_DIMENSION, are_sides, by_factorization
+from dpfedc.clustering.factorization_planner import LOW_DIMENSION, by_factorization
 from dpfedc.clustering.method import (
     BY_SCHEMA,
     Float,
@@ -188,10 +188,9 @@ class DPFedCMethod(Method):
         kappa = 0.0
         if target is not None:
             kappa = noise_ratio(facts, choices.n_clusters, per_round, target)
-        cells = _has_cells(choices, facts, kappa)
-        sides = not cells and are_sides(choices, facts, kappa)
-        stages, shares = placing(choices, facts, declares_bound(given), kappa, sides=sides)
+        stages, shares = placing(choices, facts, declares_bound(given), kappa)
         shares |= {"quality": QUALITY_SHARE} if choices.quality else {}
+        cells = _has_cells(choices, facts, kappa)
 
         def search(
             some: SimpleNamespace, noise: float, rest: float, graph: Neighbors | None = None

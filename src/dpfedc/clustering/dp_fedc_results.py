@@ -135,7 +135,8 @@ def reasons(
         if asked.n_prototypes != "auto":
             why = f"{most:,} were asked for, as many as clusters"
         yield f"Prototypes: none; {why}, so clusters are round although any shape was asked for."
-    search = next((stage for stage in way if isinstance(stage, Factorization)), None)
+    searches = (getattr(stage, "search", stage) for stage in way)  # of several starts, it is one's
+    search = next((stage for stage in searches if isinstance(stage, Factorization)), None)
     if search is None:
         cells = next(stage for stage in way if isinstance(stage, Cells))
         yield from _of_cells(cells, way, facts)

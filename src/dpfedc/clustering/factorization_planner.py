@@ -24,9 +24,6 @@ added and no refinement follows."""
 FEW_CLUSTERS, FEW_SETTLE, FEW_SETTLED_STEP = 2, 0.0, 0.02
 """The same for up to so many clusters: there is little to search, so noise counts from the first
 round on."""
-MOST_SIDES = 3
-"""Up to so many clusters found by directions alone, an error of the mean moves the border as much
-as noise in the directions does."""
 FIRST_ORTHOGONALITY = 0.1
 LOW_DIMENSION = 50
 """Up to so many features, directions alone do not tell clusters apart and Lloyd rounds pay."""
@@ -62,11 +59,6 @@ def by_factorization(
     sampled = choices.extra_steps and search.sampling_probability < 1
     spare = target.delta / 100 if target is not None and sampled else 0.0
     return Way(tuple(stages), shares, n_refine > 0, search.penalty, spare)
-
-
-def are_sides(choices: SimpleNamespace, facts: Federation, kappa: float) -> bool:
-    """Return whether a few directions from the mean will tell clusters apart, and nothing else."""
-    return choices.n_clusters <= MOST_SIDES and not _refine_rounds(choices, facts, kappa)
 
 
 def _search(

@@ -30,12 +30,9 @@ PLACING = (
     (math.inf, ((0.05, 0.1),)),
 )
 """Shares of the histogram and of the mean in each pass that looks for the records, by the share
-that a histogram needs at most: with many records a pass is cheap, with very few there is but one,
-and where it finds nothing all else is in vain. Where records are too few for that, a run is refused
-before it begins, or ends with the histogram."""
-MEAN_OF_SIDES = 0.15
-"""The share of the last mean where records are few and clusters are sides of it: directions start
-there, and no round moves it."""
+that a histogram needs at most. With many records a pass is cheap. With very few there is but one,
+and where it finds nothing all else is in vain: such a run is refused before it begins, or ends with
+the histogram."""
 STANDS_OUT = 0.125
 """A histogram must show a bin with this share of the records..."""
 STANDS_OUT_BY = 5.3
@@ -45,12 +42,9 @@ BOUND_SHARE = 0.02
 
 
 def placing(
-    choices: SimpleNamespace, facts: Federation, has_bound: bool, kappa: float, *, sides: bool
+    choices: SimpleNamespace, facts: Federation, has_bound: bool, kappa: float
 ) -> tuple[list[Stage], dict[str, float]]:
-    """Return the stages after which records have a mean and a scale, and their shares.
-
-    `sides` says that clusters will be told apart by the side of the mean they lie on.
-    """
+    """Return the stages after which records have a mean and a scale, and their shares."""
     layout, of_columns = facts.layout, SHARES
     if layout is None and choices.scale == COLUMNS:
         layout = tuple(Group(NUMBER, i, 1, 1.0, auto=True) for i in range(facts.n_features))
@@ -79,9 +73,7 @@ def placing(
             bound = Bound(min_share=BOUND_SHARE, around=around, name=f"bound{number}")
             add(bound, of_histogram)
         if choices.center:
-            parts = sides and i == len(passes) and needed > PLACING[1][0]
-            share = max(of_mean, MEAN_OF_SIDES) if parts else of_mean
-            add(Mean(around, name=f"mean{number}"), share)
+            add(Mean(around, name=f"mean{number}"), of_mean)
     if choices.center and choices.scale and needed <= PLACING[1][0]:
         add(Radius(min_share=BOUND_SHARE), passes[0][0])
     if choices.scale:

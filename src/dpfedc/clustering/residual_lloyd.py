@@ -63,6 +63,8 @@ CENTER_MAX = 2.0
 """A site refuses larger centres: distances to them would lose precision."""
 HIDDEN = 2.0
 """Standard deviations of noise that may have made a mean square look smaller than it is."""
+AT_THE_EDGE = 0.9
+"""How far out records of a cluster are, in scales, where many may have been clipped to one."""
 MIN_COUNT = 2.0
 """A centre is moved if its count is at least so many standard deviations of the noise."""
 USUAL_CLUSTERS = 64
@@ -142,9 +144,13 @@ class ClusterSums:
 
         A bound that is too small would cost more than one that is too large.
         """
+        return self.within + HIDDEN * self.hidden
+
+    @property
+    def hidden(self) -> float:
+        """Return the noise in the mean squared distance of all records."""
         noise = self.bounds**2 * self.count_noise
-        hidden = math.sqrt(float((noise[self.filled] ** 2).sum())) / self._n_records
-        return self.within + HIDDEN * hidden
+        return math.sqrt(float((noise[self.filled] ** 2).sum())) / self._n_records
 
     @property
     def mean_squares(self) -> Float:
@@ -154,8 +160,7 @@ class ClusterSums:
         cluster is taken from all of them together, as if it had so many more records of their kind.
         """
         noise = self.bounds**2 * self.count_noise
-        # Of all together, too, noise may have hidden all there is.
-        within = max(self.within, self.pooled_square - self.within, MIN_RESIDUAL**2)
+        within = max(self.within, self.hidden, MIN_RESIDUAL**2)  # it may have hidden all there is
         more = noise / within
         counts = np.where(self.filled, self.counts, 0.0) + more
         found = (self.spread + more * within) / np.maximum(counts, 1e-9)
@@ -339,6 +344,10 @@ class ResidualLloyd(ResidualSums):
             centers = in_all_features(centers, state)
             squares = squares + float(state.get("outside", 0.0))
         bounds = residual_bounds(squares, np.clip(factors, LEAST_FACTOR, MOST_FACTOR))
+        if self.longest > 1:
+            # Clipped so far, records of such clusters may lie as much farther out as counts now.
+            at_the_edge = (centers**2).sum(axis=1) + squares > AT_THE_EDGE**2
+            bounds = np.where(at_the_edge, np.maximum(bounds, self.longest - 1), bounds)
         centers = np.clip(centers, -CENTER_MAX, CENTER_MAX)
         told = {"centers": centers, "residual_bounds": bounds, "mean_squares": squares}
         if self.n_places:
