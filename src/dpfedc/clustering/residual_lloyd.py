@@ -63,7 +63,7 @@ CENTER_MAX = 2.0
 """A site refuses larger centres: distances to them would lose precision."""
 HIDDEN = 2.0
 """Standard deviations of noise that may have made a mean square look smaller than it is."""
-AT_THE_EDGE = 0.9
+AT_THE_EDGE = 0.97
 """How far out records of a cluster are, in scales, where many may have been clipped to one."""
 MIN_COUNT = 2.0
 """A centre is moved if its count is at least so many standard deviations of the noise."""
