@@ -153,7 +153,7 @@ def test_a_site_is_removed_and_enrolled_again_by_the_commands(federation):
     status = federation.call("server", "status", server)
     assert "NOT RUNNING, or cut off" in status
     said = " ".join(federation.call("server", "nats-config", server).split())
-    assert f"Not {federation.nodes[0].place.name} can be reached" in said
+    assert f"{federation.nodes[0].place.name} cannot be reached" in said
     refusal = federation.call("server", "start", server, code=2)
     assert "carried by NATS" in refusal
 
