@@ -60,6 +60,14 @@ def on_a_line(rng: np.random.Generator, n: int = N_RECORDS) -> tuple[Any, int]:
     return TrialRecords(X, np.arange(n) % N_SITES), 3
 
 
+def one_farther_out(rng: np.random.Generator) -> tuple[Any, int]:
+    """Return clusters of which a small one lies between one and two scales out."""
+    centers = np.array([[0.0, 0.0], [6.0, 0.0], [0.0, 6.0], [14.0, 14.0]])
+    rows = rng.choice(4, N_RECORDS, p=(0.31, 0.31, 0.3, 0.08))
+    X = centers[rows] + rng.standard_normal((N_RECORDS, 2))
+    return TrialRecords(X, np.arange(N_RECORDS) % N_SITES), 4
+
+
 def hospitals(rng: np.random.Generator) -> tuple[Any, int]:
     import sys
 
@@ -78,6 +86,7 @@ CASES: dict[str, tuple[Draw, float]] = {
     "scattered": (scattered, 1.0),
     "ages 25, 50 and 80, little noise": (on_a_line, 8.0),
     "the same ages, 300 records": (partial(on_a_line, n=300), 8.0),
+    "8 % farther out": (one_farther_out, 2.0),
     "three hospitals (a table)": (hospitals, 2.0),
     "corners, 60 columns (directions)": (corners(11, d=60), 1.0),
 }

@@ -83,25 +83,21 @@ def test_two_directions_start_as_two_sides_of_the_mean(settings, expected):
     assert stage.opposite == expected
 
 
-def test_opposite_directions_start_so_from_every_start(world):
+def directions_at_the_start(stage):
+    state = {"data_mean": np.zeros(4), "scale": np.asarray(1.0)}
+    public = Public(4, np.array([10]), np.asarray)
+    return stage.start(state, public, Randomness(3))["W"]
+
+
+def test_opposite_directions_start_so_from_every_start():
     for number in range(3):
-        W = world(Factorization(2, 5, opposite=True, start_number=number))
+        W = directions_at_the_start(Factorization(2, 5, opposite=True, start_number=number))
         np.testing.assert_array_equal(W[0], -W[1])
-    apart = world(Factorization(2, 5))
+    apart = directions_at_the_start(Factorization(2, 5))
     assert np.abs(apart[0] + apart[1]).max() > 0.1
     init = np.eye(2, 4)
-    given_ones = world(Factorization(2, 5, opposite=True, init=init))
+    given_ones = directions_at_the_start(Factorization(2, 5, opposite=True, init=init))
     np.testing.assert_allclose(given_ones, init)  # whoever gives centres gets them
-
-
-@pytest.fixture
-def world():
-    def started(stage):
-        state = {"data_mean": np.zeros(4), "scale": np.asarray(1.0)}
-        public = Public(4, np.array([10]), np.asarray)
-        return stage.start(state, public, Randomness(3))["W"]
-
-    return started
 
 
 def scores(n_records, n_features, epsilon, gap, offset):

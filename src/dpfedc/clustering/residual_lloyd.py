@@ -149,8 +149,12 @@ class ClusterSums:
     @property
     def hidden(self) -> float:
         """Return the noise in the mean squared distance of all records."""
-        noise = self.bounds**2 * self.count_noise
-        return math.sqrt(float((noise[self.filled] ** 2).sum())) / self._n_records
+        return math.sqrt(float((self.square_noise[self.filled] ** 2).sum())) / self._n_records
+
+    @property
+    def square_noise(self) -> Float:
+        """Return the noise in the sums of squared residuals."""
+        return self.bounds**2 * self.count_noise
 
     @property
     def mean_squares(self) -> Float:
@@ -159,7 +163,7 @@ class ClusterSums:
         A bound that is too small would cost more than one that is too large. What noise hides of a
         cluster is taken from all of them together, as if it had so many more records of their kind.
         """
-        noise = self.bounds**2 * self.count_noise
+        noise = self.square_noise
         within = max(self.within, self.hidden, MIN_RESIDUAL**2)  # it may have hidden all there is
         more = noise / within
         counts = np.where(self.filled, self.counts, 0.0) + more
